@@ -1,0 +1,416 @@
+"""Ranks as processes started by MPI. The only file that imports mpi4py, and itself imported late.
+
+Importing mpi4py starts MPI (with threads, to be finalised at exit) unless the program started it before; then
+it stays the program's. Control messages travel on one private communicator of the group, data on another. A
+rank of the same host is woken by its doorbell, so that nobody polls; ranks of other hosts cannot ring,
+and are polled with growing pauses.
+
+Hosts are told apart by name: that is what containers and batch systems give to each machine. (A boot id
+would join namespaces that share no memory.)
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI as MPI  # for comm.mpi_native, too
+from numpy.typing import NDArray
+
+from hvdlite.comm.base import Communicator
+from hvdlite.comm.doorbell import open_doorbells
+from hvdlite.comm.segment import FlagSegment, map_shared
+from hvdlite.comm.shared import SharedSegment
+from hvdlite.config import Config
+from hvdlite.errors import CommunicationError, InvalidRequestError, NotMemberError
+from hvdlite.topology import Topology
+
+if TYPE_CHECKING:
+    from hvdlite.comm.mpi_native import NativeCollectives
+
+_MORE, _LAST = 1, 2  # tags of control messages: a piece, and the last piece
+_DATA = 3
+_SMALL = 2048  # bytes; below every MPI's eager limit, so that receiving such a message waits for nobody
+_TESTS = 200  # of a transfer before the first sleep, when cores are scarce: about 50 us
+_SHORTEST_NAP, _LONGEST_NAP = 50e-6, 20e-3  # seconds
+_EAGER_NAP = 1e-3  # seconds; the longest while a message is expected
+_SAFETY_NAP = 0.25  # seconds; the longest where everyone can ring: bounds what a late message after its ring costs
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a process waits, and where it puts shared memory.
+
+    Attributes:
+        segment_directory: of a memory file system.
+        spin: seconds to spin before sleeping; 0 where ranks outnumber cores.
+        scarce: ranks of some host outnumber its cores: MPI's own busy waiting would starve others.
+    """
+
+    segment_directory: str
+    spin: float
+    scarce: bool
+
+
+def world(
+    ranks: Sequence[int] | None = None,
+    comm: MPI.Intracomm | None = None,
+    *,
+    config: Config | None = None,
+    host: str | None = None,
+) -> MpiCommunicator:
+    """Return a new group over MPI, and start MPI if nobody has. Collective over the members.
+
+    Args:
+        ranks: members as ranks of MPI_COMM_WORLD, in the wanted order; only they may call. Default: all.
+        comm: an mpi4py communicator to duplicate, instead of `ranks`.
+        config: says where shared segments are made, and how long to spin.
+        host: name under which this process' host is known, to pretend that there are several.
+    """
+    _start_mpi()
+    config = config or Config()
+    with as_communication_error("setting up the ranks"):
+        control = _private_copy(ranks, comm)
+        control.Set_errhandler(MPI.ERRORS_RETURN)
+        hosts, place = _survey(control, host or socket.gethostname(), config.shared_memory_dir, config.spin)
+        return MpiCommunicator(control, hosts, place)
+
+
+def start() -> tuple[int, int]:
+    """Start MPI if nobody has, and return this process' rank in the whole job, and the number of ranks."""
+    _start_mpi()
+    return MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+
+
+def abort(code: int) -> None:
+    """End all ranks of the job now, with exit status `code`. Does not return."""
+    MPI.COMM_WORLD.Abort(code)
+    os._exit(code)  # MPICH's comes back at times, and lets this rank go on until mpirun has heard of it
+
+
+def library_version() -> str:
+    """Return what the MPI library says of itself."""
+    return MPI.Get_library_version().rstrip("\x00").strip()
+
+
+def thread_level() -> str:
+    """Return what MPI allows to threads: `single`, `funneled`, `serialized` or `multiple`."""
+    known = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
+    return known.get(MPI.Query_thread(), "multiple")
+
+
+def ranks_within(world: Communicator, comm: MPI.Comm) -> list[int]:
+    """Return the ranks in `world` of the members of an mpi4py communicator, in its order. Local."""
+    if not isinstance(world, MpiCommunicator) or not isinstance(comm, MPI.Intracomm):
+        raise InvalidRequestError(f"{comm!r} is not an mpi4py intracommunicator within this MPI job.")
+    ranks = world.translate(comm.Get_group())
+    if MPI.UNDEFINED in ranks:
+        raise InvalidRequestError(f"{comm!r} has members that are not among hvdlite's {world.size} ranks.")
+    return ranks
+
+
+def _start_mpi() -> None:
+    if MPI.Is_finalized():
+        raise CommunicationError("MPI was finalised; it cannot start again in this process. Start a new process.")
+    if not MPI.Is_initialized():  # mpi4py.rc.initialize is off
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(_finalize)
+
+
+def _finalize() -> None:
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def _private_copy(ranks: Sequence[int] | None, comm: MPI.Intracomm | None) -> MPI.Intracomm:
+    if comm is not None:
+        if ranks is not None or not isinstance(comm, MPI.Intracomm):
+            raise InvalidRequestError(f"expected either ranks or an mpi4py intracommunicator: {ranks!r}, {comm!r}.")
+        return comm.Dup()
+    if ranks is None:
+        return MPI.COMM_WORLD.Dup()
+    members, size = [int(rank) for rank in ranks], MPI.COMM_WORLD.size
+    if len(set(members)) != len(members) or not all(0 <= rank < size for rank in members):
+        raise InvalidRequestError(f"ranks {members} are not distinct ranks from 0 to {size - 1}.")
+    if MPI.COMM_WORLD.rank not in members:
+        raise NotMemberError(f"rank {MPI.COMM_WORLD.rank} is not one of the ranks {members}.")
+    group = MPI.COMM_WORLD.Get_group().Incl(members)
+    return MPI.COMM_WORLD.Create_group(group)
+
+
+def _survey(control: MPI.Intracomm, host: str, segment_directory: str, spin: float) -> tuple[tuple[str, ...], Place]:
+    """Exchange host names and cores."""
+    cores = " ".join(map(str, os.sched_getaffinity(0)))
+    said = [text.decode().split("\n") for text in _allgather_bytes(control, f"{host}\n{cores}".encode())]
+    hosts = tuple(name for name, _ in said)
+    cores_of: dict[str, set[str]] = {}
+    for name, text in said:
+        cores_of.setdefault(name, set()).update(text.split())
+    scarce = {name for name, known in cores_of.items() if hosts.count(name) > len(known)}
+    return hosts, Place(segment_directory, 0.0 if host in scarce else spin, bool(scarce))
+
+
+class MpiCommunicator(Communicator):
+    """A group of MPI processes. Made by `world` and `create`.
+
+    Args:
+        control: private to this object, which frees it.
+        hosts: host name of each rank.
+    """
+
+    chunk_bytes = 2**30  # of one MPI message; MPI counts in C ints
+
+    def __init__(self, control: MPI.Intracomm, hosts: tuple[str, ...], place: Place) -> None:
+        self.rank, self.size = control.rank, control.size
+        self.topology = Topology(self.rank, hosts)
+        self._control, self._data, self._place = control, control.Dup(), place
+        local = self.topology.local_ranks
+        self._bells = open_doorbells(local, self.rank, self.allgather_bytes, [place.segment_directory], place.spin)
+        self._bell_of = {rank: number for number, rank in enumerate(local)}
+        self._all_can_ring = self.topology.n_hosts == 1
+        self._outbox: deque[MPI.Request] = deque()
+        self._arriving: deque[_Arriving] = deque()
+        self._pieces: dict[int, list[bytearray]] = {}
+        self._status = MPI.Status()
+        self._small = bytearray(_SMALL)
+
+    def translate(self, group: MPI.Group) -> list[int]:
+        """Return the rank here of each member of `group`, or `MPI.UNDEFINED`."""
+        return MPI.Group.Translate_ranks(group, None, self._control.Get_group())
+
+    @property
+    def native(self) -> NativeCollectives:
+        from hvdlite.comm.mpi_native import NativeCollectives  # which imports this file
+
+        return NativeCollectives(self._data)
+
+    def post(self, dest: int, message: bytes) -> None:
+        if dest == self.rank:
+            raise ValueError(f"rank {dest} posted a message to itself; control messages are for other ranks.")
+        with as_communication_error("a control message to rank", dest):
+            if len(message) <= self.chunk_bytes:
+                self._post_piece(dest, message, _LAST)
+            else:
+                view, step = memoryview(message), self.chunk_bytes
+                for start in range(0, len(view), step):
+                    self._post_piece(dest, view[start : start + step], _LAST if start + step >= len(view) else _MORE)
+        if dest in self._bell_of:
+            self._bells.ring(self._bell_of[dest])
+
+    def _post_piece(self, dest: int, piece: bytes | memoryview, tag: int) -> None:
+        request = self._control.Isend([piece, len(piece), MPI.BYTE], dest, tag)
+        if self._outbox or not request.Test():
+            self._outbox.append(request)  # which keeps the bytes alive, too
+
+    def poll(self) -> tuple[int, bytes] | None:
+        with as_communication_error("receiving control messages"):
+            self._drive()
+            status = self._status
+            while self._probe(status):
+                source, tag, count = status.Get_source(), status.Get_tag(), status.Get_count(MPI.BYTE)
+                if count <= _SMALL and tag == _LAST and not self._arriving and not self._pieces:
+                    self._control.Recv([self._small, count, MPI.BYTE], source, tag)
+                    return source, bytes(memoryview(self._small)[:count])
+                # A large message needs its sender's help, who may be busy elsewhere: do not wait for it.
+                buffer = bytearray(count)
+                request = self._control.Irecv([buffer, count, MPI.BYTE], source, tag)
+                self._arriving.append(_Arriving(source, tag == _LAST, buffer, request))
+            return self._next_arrived() if self._arriving else None
+
+    def _probe(self, status: MPI.Status) -> bool:
+        # Open MPI's Iprobe looks first and makes progress afterwards, so what has just arrived shows
+        # only the second time. The bell that announced it has been answered by then: look twice.
+        probe = self._control.Iprobe
+        return probe(MPI.ANY_SOURCE, MPI.ANY_TAG, status) or probe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+
+    def _next_arrived(self) -> tuple[int, bytes] | None:
+        """Return the first complete message that no earlier one from its sender holds up."""
+        held_up: set[int] = set()
+        for piece in list(self._arriving):
+            if piece.source in held_up or not piece.request.Test():
+                held_up.add(piece.source)
+                continue
+            self._arriving.remove(piece)
+            pieces = self._pieces.setdefault(piece.source, [])
+            pieces.append(piece.buffer)
+            if piece.is_last:
+                del self._pieces[piece.source]
+                return piece.source, b"".join(pieces)
+        return None
+
+    def _drive(self) -> bool:
+        """Let MPI work on what was posted. True if some of it is still here."""
+        while self._outbox and self._outbox[0].Test():
+            self._outbox.popleft()
+        return bool(self._outbox)
+
+    def wait(self, timeout: float, eager: bool = False) -> None:
+        deadline, nap = time.monotonic() + timeout, _SHORTEST_NAP
+        with as_communication_error("waiting for control messages"):
+            while not self._bells.wait(0.0):
+                all_rings = self._all_can_ring and not self._drive() and not self._arriving
+                if not self._all_can_ring and self._glance(_TESTS if eager else 2):
+                    return
+                if self._arriving and any(self._arriving[0].request.Test() for _ in range(_TESTS)):
+                    return  # its sender has heard of it by now, and is moving it
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                if all_rings:
+                    nap, longest = max(nap, _EAGER_NAP), _SAFETY_NAP
+                else:
+                    longest = _EAGER_NAP if eager else _LONGEST_NAP
+                nap = min(nap, longest)
+                if self._bells.wait(min(left, nap), eager) or self._arriving or self._glance(2):
+                    return
+                nap *= 2
+
+    def _glance(self, times: int) -> bool:
+        """True if a control message is here. Look twice at least: Open MPI looks first and fetches afterwards."""
+        probe, source, tag = self._control.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG
+        return any(probe(source, tag) for _ in range(times))
+
+    def wake(self) -> None:
+        self._bells.ring(self._bells.rank)
+
+    def isend(self, array: NDArray[Any], dest: int) -> MpiTransfer:
+        with as_communication_error("sending to rank", dest):
+            parts = [self._data.Isend(part, dest, _DATA) for part in self._parts(array)]
+        return MpiTransfer(parts, self._place.scarce, "sending to rank", dest)
+
+    def irecv(self, array: NDArray[Any], source: int) -> MpiTransfer:
+        with as_communication_error("receiving from rank", source):
+            parts = [self._data.Irecv(part, source, _DATA) for part in self._parts(array)]
+        return MpiTransfer(parts, self._place.scarce, "receiving from rank", source)
+
+    def _parts(self, array: NDArray[Any]) -> list[Any]:
+        """Return what MPI takes for the bytes of `array`: it must not know bfloat16, nor counts beyond an int."""
+        view = array.view(np.uint8)
+        if view.nbytes <= self.chunk_bytes:
+            return [[view, view.nbytes, MPI.BYTE]]
+        pieces = [view[start : start + self.chunk_bytes] for start in range(0, view.nbytes, self.chunk_bytes)]
+        return [[piece, piece.nbytes, MPI.BYTE] for piece in pieces]
+
+    def allgather_bytes(self, mine: bytes) -> list[bytes]:
+        with as_communication_error("an all-gather"):
+            return _allgather_bytes(self._control, mine)
+
+    def barrier(self) -> None:
+        with as_communication_error("a barrier"):
+            _finish(self._control.Ibarrier(), self._place.scarce)
+
+    def exit_barrier(self, timeout: float = math.inf) -> bool:
+        deadline, nap = time.monotonic() + timeout, _EAGER_NAP
+        with as_communication_error("the barrier at the end"):
+            request = self._control.Ibarrier()
+            while not request.Test():
+                if time.monotonic() > deadline:
+                    return False
+                self._drive()
+                time.sleep(nap)
+                nap = min(2 * nap, _LONGEST_NAP)
+        return True
+
+    def create(self, ranks: Sequence[int]) -> MpiCommunicator | None:
+        members = self.agree_on_members(ranks)
+        with as_communication_error("making the group of ranks", members):
+            control: Any = self._control.Create(self._control.Get_group().Incl(members))
+            if control == MPI.COMM_NULL:
+                return None
+            return MpiCommunicator(control, tuple(self.topology.hosts[rank] for rank in members), self._place)
+
+    def shared_segment(self, nbytes: int) -> SharedSegment | None:
+        if not self._all_can_ring:
+            return None
+        mapping = map_shared(self.rank, self.size, nbytes, self.allgather_bytes, self._place.segment_directory)
+        if mapping is None:
+            return None
+        # While this rank sleeps in the segment, nobody else would push what it has posted.
+        return FlagSegment(self.rank, nbytes, mapping, self._bells, self._place.spin, self._drive)
+
+    def close(self) -> None:
+        if not MPI.Is_finalized():
+            while self._drive():  # what was posted last may not have left yet
+                time.sleep(_SHORTEST_NAP)
+            self._data.Free()
+            self._control.Free()
+        self._bells.close()
+
+    def abort(self, code: int) -> None:
+        abort(code)
+
+
+@dataclass(eq=False)
+class _Arriving:
+    """A control message, or a piece of one, whose bytes are still coming."""
+
+    source: int
+    is_last: bool
+    buffer: bytearray
+    request: MPI.Request
+
+
+class MpiTransfer:
+    """A data transfer, in one or more messages."""
+
+    __slots__ = ("_requests", "_scarce", "_what")
+
+    def __init__(self, requests: list[MPI.Request], scarce: bool, *what: Any) -> None:
+        self._requests, self._scarce, self._what = requests, scarce, what
+
+    def wait(self) -> None:
+        with as_communication_error(*self._what):
+            for request in self._requests:
+                _finish(request, self._scarce)
+
+
+def _finish(request: MPI.Request, scarce: bool) -> None:
+    """Wait for `request`. MPI's own waiting spins, so where ranks outnumber cores only its beginning does."""
+    if not scarce:
+        request.Wait()
+        return
+    for _ in range(_TESTS):
+        if request.Test():
+            return
+    nap = _SHORTEST_NAP
+    while not request.Test():
+        time.sleep(nap)
+        nap = min(2 * nap, _EAGER_NAP)
+
+
+def _allgather_bytes(comm: MPI.Intracomm, mine: bytes) -> list[bytes]:
+    lengths = np.empty(comm.size, np.int64)
+    comm.Allgather([np.array([len(mine)], np.int64), 1, MPI.INT64_T], [lengths, 1, MPI.INT64_T])
+    counts = lengths.tolist()
+    everything = np.empty(sum(counts), np.uint8)
+    # One int of MPI counts the bytes of all ranks here: this is for set-up, not for data.
+    comm.Allgatherv([np.frombuffer(mine, np.uint8), MPI.BYTE], [everything, counts, MPI.BYTE])
+    ends = np.cumsum(lengths).tolist()
+    return [everything[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)]
+
+
+class as_communication_error:
+    """Turn MPI's exceptions within a `with` block into a `CommunicationError` that says `what` failed."""
+
+    # A class in lower case, because it reads like a function, and costs a tenth of one made by contextlib.
+    __slots__ = ("_what",)
+
+    def __init__(self, *what: Any) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, MPI.Exception):
+            what = " ".join(map(str, self._what))
+            text, number = error.Get_error_string(), error.Get_error_class()
+            raise CommunicationError(f"{what} failed. MPI says: {text} (error class {number}).") from error
