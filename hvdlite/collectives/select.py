@@ -1,0 +1,161 @@
+"""Which backend runs a collective, and why. A pure decision, and the objects it chooses from.
+
+All inputs of the decision are equal on all ranks, so all ranks choose the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hvdlite.collectives.base import Backend
+from hvdlite.collectives.local import LocalBackend
+from hvdlite.collectives.mpi_native import MpiNativeBackend
+from hvdlite.collectives.reference import ReferenceBackend
+from hvdlite.collectives.ring import CHUNK_BYTES, RingBackend
+from hvdlite.collectives.shared_memory import SharedMemoryBackend, segment_bytes
+from hvdlite.collectives.tree import TreeBackend
+from hvdlite.comm.base import Communicator
+from hvdlite.comm.shared import SharedSegment
+from hvdlite.dtypes import ReduceOp, name_of
+from hvdlite.errors import ConfigError
+from hvdlite.kernels import Kernels
+from hvdlite.topology import Topology
+
+BACKENDS = ("local", "shared_memory", "tree", "ring", "mpi_native", "reference")
+SMALL_BYTES = 16 * 1024  # where log2(P) full-size steps stop beating 2 (P - 1) steps of 1/P
+PIECE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend's name and the reason, a sentence for the user."""
+
+    backend: str
+    reason: str
+
+
+def choose(
+    kind: str,
+    nbytes: int,
+    dtype: np.dtype[Any],
+    op: ReduceOp | None,
+    topology: Topology,
+    *,
+    shared_memory_available: bool,
+    native_available: bool,
+    forced: str | None = None,
+    small_bytes: int = SMALL_BYTES,
+) -> Choice:
+    """Choose the backend for one collective of `nbytes` bytes.
+
+    Args:
+        kind: allreduce, allgather, broadcast, alltoall or reducescatter.
+        op: the reduction, or None where nothing is reduced.
+        shared_memory_available: the group has a shared segment, which implies one host.
+        native_available: the transport is MPI.
+        forced: the user's own choice; None or "auto" lets the table decide.
+        small_bytes: at most this many bytes are a small message between hosts.
+    """
+    if topology.size == 1:
+        return Choice("local", "the process set has one rank, so there is nobody to talk to")
+    if forced not in (None, "auto"):
+        return _forced(str(forced), shared_memory_available, native_available)
+    what = f"{kind} of {nbytes} bytes of {name_of(dtype)}" + (f" ({op.name})" if op is not None else "")
+    if shared_memory_available:
+        return Choice("shared_memory", f"{what}: all {topology.size} ranks are on one host and share memory")
+    where = _where(topology)
+    if nbytes <= small_bytes:
+        return Choice("tree", f"{what}: {where}, and at most {small_bytes} bytes go fewest steps fastest")
+    return Choice("ring", f"{what}: {where}, and more than {small_bytes} bytes go fewest bytes fastest")
+
+
+def _where(topology: Topology) -> str:
+    if topology.n_hosts == 1:
+        return f"{topology.size} ranks on one host without shared memory"
+    return f"{topology.size} ranks on {topology.n_hosts} hosts"
+
+
+def _forced(name: str, shared_memory_available: bool, native_available: bool) -> Choice:
+    if name not in BACKENDS or name == "local":
+        known = ", ".join(BACKENDS[1:])
+        raise ConfigError(f"backend {name!r} is unknown for more than one rank; use auto, {known}.")
+    if name == "shared_memory" and not shared_memory_available:
+        return Choice("ring", "shared_memory was asked for, but these ranks share no memory; ring works everywhere")
+    if name == "mpi_native" and not native_available:
+        return Choice("ring", "mpi_native was asked for, but the transport is not MPI; ring works everywhere")
+    return Choice(name, f"{name} was asked for")
+
+
+class Backends(Mapping[str, Backend]):
+    """The backends of one communicator, built when first asked for.
+
+    Building is local; the segment was made before, collectively.
+    """
+
+    def __init__(self, builders: Mapping[str, Callable[[], Backend]], segment: SharedSegment | None) -> None:
+        self._builders, self._built = dict(builders), dict[str, Backend]()
+        self._segment = segment
+
+    @property
+    def shared_memory_available(self) -> bool:
+        return "shared_memory" in self._builders
+
+    @property
+    def native_available(self) -> bool:
+        return "mpi_native" in self._builders
+
+    def __getitem__(self, name: str) -> Backend:
+        backend = self._built.get(name)
+        if backend is None:
+            backend = self._built[name] = self._builders[name]()
+        return backend
+
+    def __iter__(self) -> Any:
+        return iter(self._builders)
+
+    def __len__(self) -> int:
+        return len(self._builders)
+
+    def close(self) -> None:
+        """Close what was built, and the segment. Collective."""
+        for backend in self._built.values():
+            backend.close()
+        self._built.clear()
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+
+def make_backends(
+    comm: Communicator,
+    kernels: Kernels,
+    *,
+    shared_memory: bool = True,
+    piece_bytes: int = PIECE_BYTES,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Backends:
+    """Return the backends that `comm` can have. Collective, for the shared segment.
+
+    Args:
+        shared_memory: False leaves shared memory out (equal on all ranks).
+        piece_bytes: how much of each rank's data is in shared memory at a time.
+        chunk_bytes: how much the ring sends at a time.
+    """
+    if comm.size == 1:
+        return Backends({"local": lambda: LocalBackend(comm, kernels)}, None)
+    builders: dict[str, Callable[[], Backend]] = {
+        "reference": lambda: ReferenceBackend(comm, kernels),
+        "ring": lambda: RingBackend(comm, kernels, chunk_bytes),
+        "tree": lambda: TreeBackend(comm, kernels, chunk_bytes),
+    }
+    if comm.native is not None:
+        builders["mpi_native"] = lambda: MpiNativeBackend(comm, kernels, chunk_bytes)
+    segment = comm.shared_segment(segment_bytes(piece_bytes)) if shared_memory else None
+    if segment is not None:
+        kept = segment
+        builders["shared_memory"] = lambda: SharedMemoryBackend(comm, kernels, kept, piece_bytes)
+    return Backends(builders, segment)
