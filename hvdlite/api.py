@@ -1,0 +1,400 @@
+"""The public operations, on NumPy arrays and on whatever speaks the array or DLPack protocol.
+
+Every function here but `poll` is collective over its process set: each member must
+call it, with equal names (or in the same order, if there are none), in any order
+relative to other names. Results are NumPy arrays. The `_async` forms return a Handle
+at once; until it is done the input must not change. All raise `HorovodInternalError`
+(`MismatchError`, `RemoteError`, …) when the ranks differ or one could not take part,
+and `InvalidRequestError`, a ValueError, when this rank's arguments are wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvdlite.arrays import Array, as_array, contiguous, writable
+from hvdlite.engine.handle import GroupHandle, Handle
+from hvdlite.errors import InvalidRequestError
+from hvdlite.lowlevel import (
+    JOIN_NAME,
+    Item,
+    Kind,
+    ReduceOp,
+    asynchronous,
+    group_names,
+    name_for,
+    refusing,
+    resolve_op,
+    split_rows,
+    start,
+    start_empty,
+    synchronous,
+)
+from hvdlite.process_set import ProcessSet, global_process_set
+
+AnyHandle = Handle | GroupHandle
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+
+def synchronize(handle: AnyHandle) -> Any:
+    """Wait for an `_async` operation and return its result, or raise its error. As often as you like."""
+    return handle.wait()
+
+
+def poll(handle: AnyHandle) -> bool:
+    """Return whether `synchronize(handle)` would return at once. Not collective."""
+    return handle.poll()
+
+
+# Reductions
+
+
+@asynchronous
+def allreduce_async(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `allreduce`; the result is a new array."""
+    names = [name_for(Kind.ALLREDUCE, name, process_set)]
+    factors = prescale_factor, postscale_factor
+    return _allreduce([tensor], names, (op, average), factors, process_set, _to_new)[0]
+
+
+@asynchronous
+def allreduce_async_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `allreduce_`; the result is `tensor` itself."""
+    names = [name_for(Kind.ALLREDUCE, name, process_set)]
+    factors = prescale_factor, postscale_factor
+    return _allreduce([tensor], names, (op, average), factors, process_set, _to_same)[0]
+
+
+@asynchronous
+def grouped_allreduce_async(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `grouped_allreduce`; the result is a list of new arrays."""
+    names = _names_of_group("grouped_allreduce", name, tensors, process_set)
+    factors = prescale_factor, postscale_factor
+    return GroupHandle(_allreduce(tensors, names, (op, average), factors, process_set, _to_new))
+
+
+@asynchronous
+def grouped_allreduce_async_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `grouped_allreduce_`; the result is the list of `tensors`."""
+    names = _names_of_group("grouped_allreduce", name, tensors, process_set)
+    factors = prescale_factor, postscale_factor
+    return GroupHandle(_allreduce(tensors, names, (op, average), factors, process_set, _to_same))
+
+
+@asynchronous
+def reducescatter_async(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> AnyHandle:
+    """Start `reducescatter`."""
+    names = [name_for(Kind.REDUCESCATTER, name, process_set)]
+    return _reducescatter([tensor], names, op, (prescale_factor, postscale_factor), process_set)[0]
+
+
+@asynchronous
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> AnyHandle:
+    """Start `grouped_reducescatter`."""
+    names = _names_of_group("grouped_reducescatter", name, tensors, process_set)
+    return GroupHandle(_reducescatter(tensors, names, op, (prescale_factor, postscale_factor), process_set))
+
+
+allreduce = synchronous(
+    allreduce_async,
+    """Return postscale * reduce(prescale * tensor) over the ranks of the set: the same bits on all of them.
+
+    Args:
+        tensor: any shape and strides; shape and dtype equal on all ranks.
+        average: Horovod's old way to say op=Average (True) or op=Sum (False).
+        op: Average (default), Sum, Min, Max, Product or Adasum. Averages of integers truncate towards zero;
+            float16 and bfloat16 are added in float32 and rounded once.
+    """,
+)
+allreduce_ = synchronous(
+    allreduce_async_, "Like `allreduce`, into `tensor`: a writable array of any strides, which is also returned."
+)
+grouped_allreduce = synchronous(
+    grouped_allreduce_async,
+    "Like `allreduce` on each of `tensors`, which become ready together: all are reduced, or all raise. A list.",
+)
+grouped_allreduce_ = synchronous(grouped_allreduce_async_, "Like `grouped_allreduce`, in place.")
+reducescatter = synchronous(
+    reducescatter_async,
+    """Reduce `tensor` over the ranks, and return this rank's rows of the result.
+
+    Args:
+        tensor: at least one dimension; shape and dtype equal on all ranks. Of its n rows, the first n % size
+            ranks get n // size + 1 and the others n // size, in rank order.
+        op: Average (default) or Sum.
+    """,
+)
+grouped_reducescatter = synchronous(
+    grouped_reducescatter_async,
+    "Like `reducescatter` on each of `tensors`, which become ready together. Returns a list.",
+)
+
+
+# Moving data
+
+
+@asynchronous
+def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> AnyHandle:
+    """Start `allgather`."""
+    return _allgather([tensor], [name_for(Kind.ALLGATHER, name, process_set)], process_set)[0]
+
+
+@asynchronous
+def grouped_allgather_async(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Start `grouped_allgather`."""
+    names = _names_of_group("grouped_allgather", name, tensors, process_set)
+    return GroupHandle(_allgather(tensors, names, process_set))
+
+
+@asynchronous
+def broadcast_async(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Start `broadcast`; the result is a new array."""
+    return _broadcast(tensor, root_rank, name, process_set, _to_new)
+
+
+@asynchronous
+def broadcast_async_(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Start `broadcast_`; the result is `tensor` itself."""
+    return _broadcast(tensor, root_rank, name, process_set, _to_same)
+
+
+@asynchronous
+def alltoall_async(
+    tensor: Any,
+    splits: Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `alltoall`. The handle's result is always the pair (array, received splits)."""
+    names = [name_for(Kind.ALLTOALL, name, process_set)]
+    with refusing(Kind.ALLTOALL, names, process_set):
+        source = contiguous(as_array(tensor))
+        rows = None if splits is None else _as_splits(splits)
+    item = Item(source, allocate=functools.partial(_allocate, source.dtype), convert=_with_int32_splits)
+    return start(Kind.ALLTOALL, names, [item], process_set, splits=rows)[0]
+
+
+def alltoall(
+    tensor: Any,
+    splits: Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send rows of `tensor` to every rank, and return the rows that came from them, in rank order.
+
+    Args:
+        tensor: at least one dimension; all but the first are equal on all ranks, as is the dtype.
+        splits: rows for each rank of the set; may be 0, and rows beyond their sum stay here.
+            None cuts evenly.
+
+    Returns:
+        The array; with `splits` the pair (array, received splits as int32).
+    """
+    output, received = _alltoall(tensor, splits, name, process_set)
+    return output if splits is None else (output, received)
+
+
+_alltoall = synchronous(alltoall_async, "Like `alltoall`, and always returns the pair.")
+allgather = synchronous(
+    allgather_async,
+    """Return the tensors of all ranks, concatenated along the first dimension in rank order.
+
+    Args:
+        tensor: at least one dimension. The first may differ between ranks, and be 0; the others and the dtype may not.
+    """,
+)
+grouped_allgather = synchronous(
+    grouped_allgather_async, "Like `allgather` on each of `tensors`, which become ready together. Returns a list."
+)
+broadcast = synchronous(
+    broadcast_async,
+    """Return `tensor` of rank `root_rank` on all ranks.
+
+    Args:
+        tensor: shape and dtype equal on all ranks; the values count on the root only.
+        root_rank: a global rank, also within a process set.
+    """,
+)
+broadcast_ = synchronous(broadcast_async_, "Like `broadcast`, into `tensor`, which is also returned.")
+
+
+# Meeting
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return once every rank of the set has called this. Operations in flight need not be done."""
+    start_empty(Kind.BARRIER, name_for(Kind.BARRIER, None, process_set), process_set).wait()
+
+
+def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
+    """Say that this rank has no more data, and wait until all ranks of the set have said so.
+
+    Meanwhile this rank takes part in what the others run: it contributes zeros to sums and averages (which
+    still divide by the full size), what changes nothing to Min, Max, Product and Adasum, no rows to
+    allgather and alltoall; it may not be the root of a broadcast.
+
+    Args:
+        device: accepted for Horovod's sake.
+
+    Returns:
+        The global rank that joined last.
+    """
+    handle = start_empty(Kind.JOIN, JOIN_NAME, process_set)
+    members = process_set.ranks
+    last = int(handle.wait())
+    return members[last] if members else last
+
+
+# How tensors become items
+
+
+def _allreduce(
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    how: tuple[int | None, bool | None],
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    into: Callable[[Any, str], Item],
+) -> list[Handle]:
+    with refusing(Kind.ALLREDUCE, names, process_set):
+        op = resolve_op(*how)
+        items = [into(tensor, "allreduce_") for tensor in tensors]
+    return start(Kind.ALLREDUCE, names, items, process_set, op=op, prescale=factors[0], postscale=factors[1])
+
+
+def _reducescatter(
+    tensors: Sequence[Any], names: Sequence[str], op: int, factors: tuple[float, float], process_set: ProcessSet
+) -> list[Handle]:
+    with refusing(Kind.REDUCESCATTER, names, process_set):
+        reduction = resolve_op(op, None)
+        place, size = process_set.rank(), process_set.size()
+        assert place is not None and size is not None  # refusing() has looked the set up
+        items = []
+        for tensor in tensors:
+            source = contiguous(as_array(tensor))
+            rows = split_rows(source.shape[0], size)[place] if source.ndim else 0
+            target = np.empty((rows, *source.shape[1:]), source.dtype)
+            items.append(Item(source, target, value=target))
+    return start(
+        Kind.REDUCESCATTER, names, items, process_set,
+        op=reduction, prescale=factors[0], postscale=factors[1],
+    )  # fmt: skip
+
+
+def _allgather(tensors: Sequence[Any], names: Sequence[str], process_set: ProcessSet) -> list[Handle]:
+    with refusing(Kind.ALLGATHER, names, process_set):
+        sources = [contiguous(as_array(tensor)) for tensor in tensors]
+    items = [Item(source, allocate=functools.partial(_allocate, source.dtype)) for source in sources]
+    return start(Kind.ALLGATHER, names, items, process_set)
+
+
+def _broadcast(
+    tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, into: Callable[[Any, str], Item]
+) -> Handle:
+    names = [name_for(Kind.BROADCAST, name, process_set)]
+    with refusing(Kind.BROADCAST, names, process_set):
+        item = into(tensor, "broadcast_")
+    return start(Kind.BROADCAST, names, [item], process_set, root_rank=root_rank)[0]
+
+
+def _to_new(tensor: Any, call: str) -> Item:
+    source = contiguous(as_array(tensor))
+    target = np.empty(source.shape, source.dtype)
+    return Item(source, target, value=target)
+
+
+def _to_same(tensor: Any, call: str) -> Item:
+    array = writable(tensor, call)
+    if array.flags.c_contiguous:
+        return Item(array, array, value=tensor)
+    copy = contiguous(array)
+
+    def put_back(_: Any) -> Any:
+        np.copyto(array, copy)
+        return tensor
+
+    return Item(copy, copy, convert=put_back)
+
+
+def _allocate(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Array, Array]:
+    array = np.empty(shape, dtype)
+    return array.reshape(-1), array
+
+
+def _with_int32_splits(pair: tuple[Array, Array]) -> tuple[Array, Array]:
+    return pair[0], pair[1].astype(np.int32)
+
+
+def _as_splits(splits: Any) -> list[int]:
+    array = np.asarray(splits)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidRequestError(f"alltoall: splits={splits!r}: expected one integer for each rank.")
+    return [int(n) for n in array]
+
+
+def _names_of_group(kind: str, name: str | None, tensors: Sequence[Any], process_set: ProcessSet) -> list[str]:
+    if not tensors:
+        raise InvalidRequestError(f"{kind}: the list of tensors is empty; there is nothing to do.")
+    return group_names(name_for(kind, name, process_set), len(tensors))

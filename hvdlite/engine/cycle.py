@@ -1,0 +1,249 @@
+"""From a Verdict to finished handles: plan, choose, run. Engine thread only.
+
+Each kind of operation is one method that gathers the memory of its submissions,
+calls a backend, and hands the results over.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdlite.collectives.base import Backend
+from hvdlite.collectives.select import choose, make_backends
+from hvdlite.comm.base import Communicator
+from hvdlite.config import Config
+from hvdlite.dtypes import SUPPORTED, ReduceOp, is_integer
+from hvdlite.engine.inbox import Inbox, Submission
+from hvdlite.fusion.plan import FusionPlan, plan_fusion
+from hvdlite.kernels import Finish, Kernels
+from hvdlite.messages import Kind, Response
+from hvdlite.observe.instrument import Instrument, Operation
+
+Array = NDArray[Any]
+
+
+class Cycle:
+    """Runs what the ranks of one process set agreed on.
+
+    Args:
+        on_process_set: does what an ADD_PROCESS_SET or REMOVE_PROCESS_SET asks, and returns the handle's value.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        config: Config,
+        kernels: Kernels,
+        inbox: Inbox,
+        on_process_set: Callable[[Response], Any],
+        instrument: Instrument,
+    ) -> None:
+        self._comm, self._config, self._kernels, self._inbox = comm, config, kernels, inbox
+        self._instrument = instrument
+        self.last_finished = "nothing yet"
+        self._backends = make_backends(
+            comm,
+            kernels,
+            shared_memory=config.shared_memory,
+            piece_bytes=config.shared_memory_piece,
+            chunk_bytes=config.ring_chunk,
+        )
+        self._on_process_set = on_process_set
+        self._choose = functools.lru_cache(_CHOICES)(self._make_choice)  # most steps are like the one before
+        self._run: dict[Kind, Callable[[FusionPlan], str]] = {
+            Kind.ALLREDUCE: self._allreduce,
+            Kind.REDUCESCATTER: self._reducescatter,
+            Kind.ALLGATHER: self._allgather,
+            Kind.BROADCAST: self._broadcast,
+            Kind.ALLTOALL: self._alltoall,
+            Kind.BARRIER: self._barrier,
+            Kind.JOIN: self._join,
+            Kind.ADD_PROCESS_SET: self._change_process_sets,
+            Kind.REMOVE_PROCESS_SET: self._change_process_sets,
+        }
+
+    def run(self, responses: Sequence[Response], fusion_threshold: int) -> None:
+        """Run `responses`; refused ones fail on every rank, and the rest goes on."""
+        agreed = []
+        for response in responses:
+            if response.refusal is None:
+                agreed.append(response)
+            else:
+                self._inbox.fail(response.name, response.refusal.exception())
+        for plan in plan_fusion(agreed, fusion_threshold, groups_apart=self._config.disable_group_fusion):
+            started = time.perf_counter()
+            reason = self._run[plan.kind](plan)
+            self.last_finished = f"{plan.kind.value} {plan.responses[-1].name!r}"
+            self._instrument.operation(Operation(plan.kind, plan.responses, plan.nbytes, reason, started))
+
+    def close(self) -> None:
+        """Give memory back. Collective."""
+        self._backends.close()
+
+    def _make_choice(
+        self, kind: Kind, nbytes: int, dtype: np.dtype[Any], op: ReduceOp | None = None
+    ) -> tuple[Backend, str]:
+        choice = choose(
+            kind.value, nbytes, dtype, op, self._comm.topology,
+            shared_memory_available=self._backends.shared_memory_available,
+            native_available=self._backends.native_available,
+            forced=self._config.backend,
+            small_bytes=self._config.small_message,
+        )  # fmt: skip
+        return self._backends[choice.backend], choice.reason
+
+    def _allreduce(self, plan: FusionPlan) -> str:
+        first = plan.responses[0]
+        dtype, op = SUPPORTED[first.dtype], _wire_op(first.op)
+        submissions, sources, targets = [], [], []
+        for response in plan.responses:
+            submission = self._inbox.get(response.name)
+            if submission is None:
+                absent = self._absent(response, prod(response.shape))
+                sources.append(absent)
+                targets.append(absent)
+            else:
+                assert submission.source is not None and submission.target is not None
+                submissions.append(submission)
+                sources.append(submission.source.host())
+                targets.append(submission.target.host())
+        backend, reason = self._choose(first.kind, plan.nbytes, dtype, op)
+        backend.allreduce(sources, targets, op, first.prescale, _finish(first, dtype, self._comm.size))
+        self._hand_over(submissions)
+        return reason
+
+    def _reducescatter(self, plan: FusionPlan) -> str:
+        first = plan.responses[0]
+        dtype, op = SUPPORTED[first.dtype], _wire_op(first.op)
+        submissions, sources, targets, counts = [], [], [], []
+        for response in plan.responses:
+            rows = split_rows(response.shape[0], self._comm.size)
+            width = prod(response.shape[1:])
+            counts.append([n * width for n in rows])
+            submission = self._inbox.get(response.name)
+            if submission is None:
+                sources.append(self._absent(response, prod(response.shape)))
+                targets.append(np.empty(counts[-1][self._comm.rank], dtype))
+            else:
+                assert submission.source is not None and submission.target is not None
+                submissions.append(submission)
+                sources.append(submission.source.host())
+                targets.append(submission.target.host())
+        backend, reason = self._choose(first.kind, plan.nbytes, dtype, op)
+        backend.reducescatter(sources, counts, targets, op, first.prescale, _finish(first, dtype, self._comm.size))
+        self._hand_over(submissions)
+        return reason
+
+    def _allgather(self, plan: FusionPlan) -> str:
+        dtype = SUPPORTED[plan.responses[0].dtype]
+        submissions, sources, targets, counts = [], [], [], []
+        for response in plan.responses:
+            width = prod(response.shape[1:])
+            counts.append([n * width for n in response.sizes])
+            submission = self._inbox.get(response.name)
+            if submission is None:
+                sources.append(np.empty(0, dtype))
+                targets.append(np.empty(sum(counts[-1]), dtype))
+            else:
+                assert submission.source is not None and submission.allocate is not None
+                submissions.append(submission)
+                sources.append(submission.source.host())
+                target, submission.value = submission.allocate((sum(response.sizes), *response.shape[1:]))
+                targets.append(target)
+        backend, reason = self._choose(Kind.ALLGATHER, plan.nbytes, dtype)
+        backend.allgather(sources, counts, targets)
+        self._hand_over(submissions)
+        return reason
+
+    def _broadcast(self, plan: FusionPlan) -> str:
+        (response,) = plan.responses
+        dtype = SUPPORTED[response.dtype]
+        submission = self._inbox.get(response.name)
+        if submission is None:
+            array = np.empty(prod(response.shape), dtype)
+        else:
+            assert submission.source is not None and submission.target is not None
+            array = submission.target.host()
+            if response.root == self._comm.rank and submission.source is not submission.target:
+                np.copyto(array, submission.source.host())
+        backend, reason = self._choose(Kind.BROADCAST, plan.nbytes, dtype)
+        backend.broadcast(array, response.root)
+        self._hand_over([submission] if submission else [])
+        return reason
+
+    def _alltoall(self, plan: FusionPlan) -> str:
+        (response,) = plan.responses
+        dtype, size = SUPPORTED[response.dtype], self._comm.size
+        submission = self._inbox.get(response.name)
+        rows = np.zeros(size, np.int64) if submission is None else np.array(submission.request.splits, np.int64)
+        received = np.empty(size, np.int64)
+        backend, _ = self._choose(Kind.ALLTOALL, 8 * size, received.dtype)
+        backend.alltoall(rows, [1] * size, received, [1] * size)
+        width, shape = prod(response.shape[1:]), (int(received.sum()), *response.shape[1:])
+        if submission is None:
+            source, target = np.empty(0, dtype), np.empty(prod(shape), dtype)
+        else:
+            assert submission.source is not None and submission.allocate is not None
+            source = submission.source.host()
+            target, value = submission.allocate(shape)
+            submission.value = (value, received)
+        # The sizes of one rank say nothing about the others', so all choose by what they agreed on: the dtype.
+        backend, reason = self._choose(Kind.ALLTOALL, _LARGE, dtype)
+        sent = [int(n) * width for n in rows]
+        backend.alltoall(source[: sum(sent)], sent, target, [int(n) * width for n in received])
+        self._hand_over([submission] if submission else [])
+        return reason
+
+    def _barrier(self, plan: FusionPlan) -> str:
+        # Every rank has entered once the Verdict exists: that is what a barrier promises.
+        for response in plan.responses:
+            if self._inbox.get(response.name) is not None:
+                self._inbox.finish(response.name)
+        return "negotiation is the barrier"
+
+    def _join(self, plan: FusionPlan) -> str:
+        self._inbox.finish(plan.responses[0].name, plan.responses[0].last_joined)
+        return "every rank has joined"
+
+    def _change_process_sets(self, plan: FusionPlan) -> str:
+        (response,) = plan.responses
+        self._inbox.finish(response.name, self._on_process_set(response))
+        return "process sets change in the order of the world's Verdicts"
+
+    def _absent(self, response: Response, n: int) -> Array:
+        """Return what this rank, which has joined, contributes: what changes nothing."""
+        dtype = SUPPORTED[response.dtype]
+        return np.full(n, self._kernels.identity(_wire_op(response.op), dtype), dtype)
+
+    def _hand_over(self, submissions: Sequence[Submission]) -> None:
+        for submission in submissions:
+            self._inbox.finish(submission.request.name, submission.value)
+
+
+_LARGE = 2**30
+_CHOICES = 256  # remembered
+
+
+def _wire_op(op: ReduceOp) -> ReduceOp:
+    return ReduceOp.SUM if op is ReduceOp.AVERAGE else op
+
+
+def _finish(response: Response, dtype: np.dtype[Any], size: int) -> Finish:
+    if response.op is not ReduceOp.AVERAGE:
+        return Finish(response.postscale)
+    if is_integer(dtype) and response.postscale == 1.0:
+        return Finish(divisor=size)  # exact, where a product with 1/size can be one too small
+    return Finish(response.postscale / size)
+
+
+def split_rows(rows: int, size: int) -> list[int]:
+    """Return how many of `rows` each rank keeps: the first `rows % size` ranks get one more."""
+    each, more = divmod(rows, size)
+    return [each + (rank < more) for rank in range(size)]

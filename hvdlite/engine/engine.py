@@ -1,0 +1,257 @@
+"""The Engine: one thread that serves one process set, from submission to finished handle.
+
+There is one engine per process set, each with its own communicator: so sets cannot
+hold each other up, and no order among them has to be agreed on.
+
+Who *drives* it announces, listens, runs what was agreed on, and sleeps on the bell
+in between. That is the engine's thread while the caller has other things to do; but a
+caller that waits for an operation drives by itself, and spares two changes of threads
+(each about 10 us, and 50 us where a core has fallen asleep). While nothing is in flight nobody
+drives: nothing can become ready without this rank. The thread only looks now and
+then whether the set is to stop or a stall is to be explained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hvdlite import errors
+from hvdlite.comm.base import Communicator
+from hvdlite.config import Config
+from hvdlite.engine.cycle import Cycle
+from hvdlite.engine.inbox import Inbox, Submission
+from hvdlite.engine.stall import StallWatch
+from hvdlite.kernels import Kernels
+from hvdlite.messages import Request, Response
+from hvdlite.negotiation.coordinator import Coordinator
+from hvdlite.negotiation.negotiator import Negotiator
+from hvdlite.observe.instrument import Instrument
+from hvdlite.observe.log import get_logger
+
+_BUSY_WAIT = 0.25  # seconds; while something is pending, so that the stall watch looks now and then
+# Seconds between two looks of an idle engine: short after work, so that shutdown is quick, then 0.1 % of a core.
+_SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.05
+
+
+class Engine:
+    """Serves one process set. Make it on all members, in the same order (collective).
+
+    Args:
+        comm: of the set's members; the engine owns and closes it.
+        members: global rank of each set rank.
+        kernels: used by the engine thread only.
+        on_process_set: see `Cycle`.
+        on_failure: called on the engine thread when it cannot go on, after everything in flight has failed.
+        what: what stops when this engine does, for messages.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        members: Sequence[int],
+        config: Config,
+        kernels: Kernels,
+        on_process_set: Callable[[Response], Any],
+        instrument: Instrument,
+        on_failure: Callable[[BaseException], None],
+        what: str = "hvdlite",
+    ) -> None:
+        self.comm, self.members, self.config, self.kernels = comm, tuple(members), config, kernels
+        self._inbox = Inbox()
+        self._cycle = Cycle(comm, config, kernels, self._inbox, on_process_set, instrument)
+        coordinator = None
+        if comm.rank == 0:
+            coordinator = Coordinator(members, config.cache_capacity, config.fusion_threshold, time.monotonic)
+        self._coordinator = coordinator
+        self._stall = StallWatch(
+            comm, config, coordinator, self._inbox, lambda: self._cycle.last_finished, get_logger().warning
+        )
+        self._negotiator = Negotiator(comm, coordinator, self._stall.hear)
+        self._leaving: str | None = None
+        self._left = False
+        self._failure: BaseException | None = None
+        self._on_failure, self._what = on_failure, what
+        self._ended = False
+        self._next_watch = 0.0
+        self._driving = threading.Lock()  # held by the thread that drives
+        self._alarm = threading.Lock()  # released to wake the engine's thread
+        self._alarm.acquire()
+        self._thread = threading.Thread(target=self._main, name=f"{what} engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, submissions: Sequence[Submission]) -> None:
+        """Take operations in, all or none, and return at once. From any thread.
+
+        Then somebody has to `drive`, or to `alert` the engine's thread.
+        """
+        self._inbox.submit(submissions)
+
+    def poison(self, requests: Sequence[Request]) -> None:
+        """Tell the other ranks of requests that were wrong here, so that they fail there too."""
+        for request in requests:
+            self._inbox.poison(request)
+        self.alert()
+
+    def alert(self) -> None:
+        """See to it that somebody drives soon. From any thread; never blocks."""
+        # Whoever drives looks once more for work after giving the lock back, so nothing falls in between.
+        if self._driving.locked():
+            self.comm.wake()
+        elif self._alarm.locked():
+            with contextlib.suppress(RuntimeError):  # another thread released it in between
+                self._alarm.release()
+
+    def drive(self, done: Callable[[], bool], timeout: float | None = None) -> None:
+        """Work on this thread until `done()`, the time is up, or at once if another thread drives.
+
+        An exception that a signal handler raises passes through while this sleeps, and the engine's
+        thread goes on; in the middle of a transfer it ends the engine.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        if not self._driving.acquire(blocking=False):
+            self.comm.wake()  # it may sleep, and not know of what was submitted
+            return
+        try:
+            while not done() and not self._ended:
+                if self._work():
+                    continue
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._sleep(left)
+        finally:
+            self._driving.release()
+            if self._is_busy() or self._ended:
+                self.alert()
+
+    def stop(self, reason: str, timeout: float | None = None) -> bool:
+        """Leave the set, which stops it on all ranks, and wait for the thread. False if that timed out.
+
+        Operations that are still in flight, here or there, raise `ShutdownError`.
+        """
+        self._leaving = reason
+        self.alert()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine, if it was not a shutdown."""
+        return self._failure
+
+    def _main(self) -> None:
+        self._pin()
+        nap = _SHORTEST_NAP
+        while not self._ended:
+            worked = self._drive_while_busy()
+            nap = _SHORTEST_NAP if worked else min(2 * nap, _LONGEST_NAP)
+            if not self._ended and (self._driving.locked() or not self._is_busy()):
+                self._alarm.acquire(timeout=nap)
+        if self._failure is None:
+            self._close()
+
+    def _drive_while_busy(self) -> bool:
+        """Drive until nothing is in flight. False if there was nothing to do, or another thread drives."""
+        if not self._driving.acquire(blocking=False):
+            return False
+        try:
+            worked = self._work()
+            while self._is_busy() and not self._ended:
+                if not self._work():
+                    self._sleep()
+            return worked
+        finally:
+            self._driving.release()
+
+    def _is_busy(self) -> bool:
+        leaving = self._leaving is not None and not self._ended
+        return self._inbox.has_work or leaving
+
+    def _work(self) -> bool:
+        """Do what there is to do, and return whether there was anything. The caller drives."""
+        try:
+            return self._step()
+        except BaseException as error:
+            self._fail(error)
+            return True
+
+    def _close(self) -> None:
+        try:
+            self._negotiator.close()
+            self._cycle.close()
+            self.comm.close()
+        except BaseException as error:
+            self._fail(error)
+
+    def _pin(self) -> None:
+        cores, place = self.config.thread_affinity, self.comm.topology.local_rank
+        if not cores:
+            return
+        try:
+            os.sched_setaffinity(0, {cores[place]})  # 0: this thread only
+        except (IndexError, OSError) as error:
+            get_logger().error(
+                "HVDLITE_THREAD_AFFINITY=%s does not fit local rank %d: %s; its engine thread is not pinned.",
+                ",".join(map(str, cores)), place, error,
+            )  # fmt: skip
+
+    def _step(self) -> bool:
+        requests = self._inbox.drain()
+        if requests:
+            self._negotiator.announce(requests)
+        if self._leaving is not None and not self._left:
+            self._left = True
+            self._negotiator.leave(self._leaving)
+        verdicts = self._negotiator.advance()
+        for verdict in verdicts:
+            responses = self._negotiator.learn(verdict)
+            self._cycle.run(responses, verdict.fusion_threshold)
+            if verdict.shutdown:
+                self._close_inbox(verdict.shutdown)
+                self._ended = True
+                break
+        if self._coordinator is not None and self._coordinator.ledger.waiting:
+            self._watch(time.monotonic())
+        return bool(requests or verdicts)
+
+    def _watch(self, now: float) -> None:
+        if now >= self._next_watch:
+            self._next_watch = now + self._patience()
+            self._stall.check(now)
+
+    def _sleep(self, limit: float = math.inf) -> None:
+        self.comm.wait(min(self._patience(), limit), eager=True)
+
+    def _patience(self) -> float:
+        limits = [limit / 4 for limit in (self.config.stall_warning, self.config.stall_shutdown) if limit]
+        return min([_BUSY_WAIT, *limits])
+
+    def _close_inbox(self, reason: str) -> None:
+        self._inbox.close(lambda: errors.ShutdownError(f"{self._what} has been shut down: {reason}."))
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._ended = True
+        rank = self.members[self.comm.rank]
+        text = f"the engine of rank {rank} stopped: {type(error).__name__}: {error}"
+
+        def cause() -> BaseException:
+            failure = errors.HorovodInternalError(text)
+            failure.__cause__ = error
+            return failure
+
+        self._inbox.close(cause)
+        get_logger().error("%s", text, exc_info=error)
+        self._on_failure(error)

@@ -1,0 +1,167 @@
+"""What this rank has submitted and not got back yet. The one place where threads meet."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from hvdlite.buffers import Buffer
+from hvdlite.engine.handle import Handle
+from hvdlite.errors import DuplicateNameError
+from hvdlite.messages import Request
+
+# Returns the flat memory for a result of that shape, and what the caller gets for it.
+Allocate = Callable[[tuple[int, ...]], "tuple[NDArray[Any], Any]"]
+Site = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Submission:
+    """One Request on its way, with the memory that it is about.
+
+    Attributes:
+        source: read by the engine; None where the rank gives nothing.
+        target: written by the engine, when its size is known beforehand; may be `source`.
+        allocate: makes the target when it is not.
+        value: what the handle gets when `target` is filled.
+        site: file and line of the caller.
+        since: when it was submitted, monotonic seconds.
+    """
+
+    request: Request
+    handle: Handle
+    source: Buffer | None = None
+    target: Buffer | None = None
+    allocate: Allocate | None = None
+    value: Any = None
+    site: Site = ("", 0)
+    since: float = 0.0
+
+    @property
+    def where(self) -> str:
+        """The caller, as `train.py:88`."""
+        return f"{self.site[0]}:{self.site[1]}"
+
+
+class Inbox:
+    """Submissions by name: new ones, ones in flight, and ones whose name is still taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._new: list[Request] = []  # that nobody has been told of, in the order of submission
+        self._in_flight: dict[str, Submission] = {}
+        self._deferred: dict[str, deque[Submission]] = {}
+        self._closed: Callable[[], BaseException] | None = None
+
+    def submit(self, submissions: Sequence[Submission]) -> None:
+        """Take in `submissions`, all or none.
+
+        A name in flight may wait for a second operation only if that is of another kind;
+        then the ranks must submit the two in the same order.
+
+        Raises:
+            DuplicateNameError: a name is in flight for the same kind of operation.
+        """
+        site, now = call_site(), time.monotonic()
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed()
+            self._refuse_duplicates(submissions)
+            for submission in submissions:
+                submission.site, submission.since = site, now
+                name = submission.request.name
+                if name in self._in_flight:
+                    self._deferred.setdefault(name, deque()).append(submission)
+                else:
+                    self._in_flight[name] = submission
+                    self._new.append(submission.request)
+
+    def poison(self, request: Request) -> None:
+        """Let the other ranks know that this one cannot take part (`request.problem` says why)."""
+        with self._lock:
+            if self._closed is None:
+                self._new.append(request)
+
+    def drain(self) -> list[Request]:
+        """Return the Requests that nobody has been told of yet."""
+        if not self._new:  # a racing submit is followed by a wake
+            return []
+        with self._lock:
+            requests, self._new = self._new, []
+        return requests
+
+    def get(self, name: str) -> Submission | None:
+        """Return what is in flight under `name`: None when this rank has joined, or was refused locally."""
+        return self._in_flight.get(name)
+
+    def finish(self, name: str, value: Any = None) -> None:
+        """Hand the result over and free the name."""
+        self._remove(name).handle.finish(value)
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """Raise `error` at whoever waits for `name`, and free the name. Unknown names are ignored."""
+        if name in self._in_flight:
+            self._remove(name).handle.fail(error)
+
+    def close(self, error: Callable[[], BaseException]) -> None:
+        """Fail everything in flight, and every later submission, with a new `error()`."""
+        with self._lock:
+            if self._closed is not None:
+                return
+            self._closed = error
+            waiting = list(self._in_flight.values())
+            waiting += [s for queue in self._deferred.values() for s in queue]
+            self._in_flight.clear()
+            self._deferred.clear()
+            self._new.clear()
+        for submission in waiting:
+            submission.handle.fail(error())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is in flight, or has not been announced."""
+        return bool(self._in_flight or self._new)
+
+    @property
+    def in_flight(self) -> dict[str, Submission]:
+        """Not a copy; for the engine thread."""
+        return self._in_flight
+
+    def _remove(self, name: str) -> Submission:
+        with self._lock:
+            submission = self._in_flight.pop(name)
+            if name in self._deferred:
+                following = self._deferred[name].popleft()
+                if not self._deferred[name]:
+                    del self._deferred[name]
+                self._in_flight[name] = following
+                self._new.append(following.request)
+        return submission
+
+    def _refuse_duplicates(self, submissions: Sequence[Submission]) -> None:
+        seen: set[str] = set()
+        for submission in submissions:
+            request = submission.request
+            rivals = [self._in_flight[request.name]] if request.name in self._in_flight else []
+            rivals += self._deferred.get(request.name, ())
+            for rival in rivals:
+                if rival.request.kind is request.kind:
+                    raise DuplicateNameError(request.name, rival.where)
+            if request.name in seen:
+                raise DuplicateNameError(request.name, "the same group")
+            seen.add(request.name)
+
+
+def call_site() -> Site:
+    """Return file and line of the nearest caller outside hvdlite."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith("hvdlite") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno

@@ -1,0 +1,110 @@
+"""How a rank ends: a failed one takes the job with it, and a finished one waits for the others in peace.
+
+Bare MPI hangs when one rank raises, because the others wait for it. Installed by
+`init()` where there is more than one rank, and only once per process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+Abort = Callable[[int], None]
+
+_LAST_WORDS = 0.3  # seconds
+
+
+class _RecordedExit(SystemExit):
+    """A SystemExit that can tell whether it ended the program or was caught.
+
+    When it ended the program, the interpreter drops it with no Python frame left to run.
+    """
+
+    def __init__(self, watch: ExitWatch, code: Any) -> None:
+        super().__init__(code)
+        self._watch = watch
+        watch.pending = (id(self), _status(code))
+
+    def __del__(self) -> None:
+        try:
+            sys._getframe(1)
+        except ValueError:
+            return
+        if self._watch.pending is not None and self._watch.pending[0] == id(self):
+            self._watch.pending = None
+
+
+class ExitWatch:
+    """Notices how this process ends.
+
+    Args:
+        describe: names this rank, for the one message: "rank 1 of 4".
+        abort: ends all ranks with an exit status. Does not return where that is possible.
+        on_normal_end: called at the end of a program that did not fail.
+    """
+
+    def __init__(self, describe: Callable[[], str], abort: Abort, on_normal_end: Callable[[], None]) -> None:
+        self._describe, self._abort, self._on_normal_end = describe, abort, on_normal_end
+        self.pending: tuple[int, int] | None = None  # identity and code of a sys.exit that has not been caught
+        self._previous_hook = sys.excepthook
+        self._sys_exit = sys.exit
+
+    def install(self) -> None:
+        """Start to watch. The hooks stay until the process ends."""
+        sys.excepthook = self._on_exception
+        sys.exit = self._exit
+        for name in ("exit", "quit"):  # site's versions raise SystemExit themselves
+            if hasattr(builtins, name):
+                setattr(builtins, name, self._exit)
+        atexit.register(self._at_exit)
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        try:
+            self._previous_hook(kind, error, trace)
+        finally:
+            first_line = str(error).split("\n", 1)[0]
+            cause = f"{kind.__name__}: {first_line}" if first_line else kind.__name__
+            self._end(cause, 130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    def _exit(self, code: Any = None) -> NoReturn:
+        if threading.current_thread() is not threading.main_thread() or not _status(code):
+            self._sys_exit(code)
+        raise _RecordedExit(self, code)  # not kept in a variable: the traceback would keep it alive through this frame
+
+    def _at_exit(self) -> None:
+        if self.pending is not None:
+            self._end(f"its program called sys.exit({self.pending[1]})", self.pending[1])
+        self._on_normal_end()
+
+    def _end(self, cause: str, code: int) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            _flush(stream)
+        _say(f"hvdlite: {self._describe()} failed, so all ranks end now. Cause: {cause}")
+        # mpirun kills at once when it hears of the abort, and drops what it has not read yet: without
+        # this, one run in twenty loses this line or part of the traceback.
+        time.sleep(_LAST_WORDS)
+        self._abort(code)
+
+
+def _status(code: Any) -> int:
+    """Return the exit status that Python makes of the argument of sys.exit."""
+    if code is None:
+        return 0
+    return code & 0xFF if isinstance(code, int) else 1
+
+
+def _flush(stream: Any) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or a broken pipe: the abort matters more
+        stream.flush()
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,253 @@
+"""init() and shutdown(): from an environment to a running Runtime, and back."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hvdlite import config as settings
+from hvdlite import runtime
+from hvdlite.comm.base import Communicator
+from hvdlite.comm.mpi_env import mpi_environment
+from hvdlite.config import Config
+from hvdlite.errors import ConfigError, InvalidRequestError, LaunchError
+from hvdlite.exits import ExitWatch
+from hvdlite.objects import allgather_object
+from hvdlite.observe import log
+from hvdlite.process_set import ProcessSet, global_process_set
+from hvdlite.runtime import Runtime
+
+
+class _Once:
+    """What is done once in the life of a process."""
+
+    lock = threading.Lock()
+    watch: ExitWatch | None = None
+    transport: Communicator | None = None  # of the latest runtime, for exits
+    whole_job: Communicator | None = None  # of all ranks; kept for the next init(), since MPI ends with the process
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Start hvdlite on this rank. Collective over the ranks that it is to have.
+
+    Calling it again while it runs only binds `process_sets` to what is registered.
+    After `shutdown()` it starts afresh.
+
+    Args:
+        comm: None for all ranks of the job; a list of ranks of MPI_COMM_WORLD, numbered anew in the
+            list's order; or an mpi4py communicator, which is duplicated.
+        process_sets: sets to register, the same on every rank; they get the ids 1, 2, … "dynamic" is
+            accepted and changes nothing, since sets may always come and go.
+
+    Raises:
+        InvalidRequestError: this rank is not in `comm`, or a process set is wrong. hvdlite runs in the latter case.
+        LaunchError: this process is alone, but the launcher says that it should not be.
+        ConfigError: a setting is wrong, or differs between ranks.
+    """
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise InvalidRequestError(f"process_sets={process_sets!r}: expected a list of ProcessSet, or 'dynamic'.")
+        process_sets = ()
+    with _Once.lock if runtime.thread_transport() is None else _no_lock():
+        if not runtime.is_running():
+            _start(comm)
+    _bind(process_sets or ())
+
+
+def shutdown() -> None:
+    """Stop hvdlite on all ranks. Harmless when it does not run.
+
+    Operations still in flight, here or on other ranks, raise `ShutdownError`; so do later ones on the other
+    ranks, until those call `shutdown()` and all call `init()` again.
+    """
+    _stop("called hvd.shutdown()")
+
+
+def is_initialized() -> bool:
+    """Return whether `init()` has been called, and `shutdown()` not since, on this rank."""
+    return runtime.is_running()
+
+
+def _start(comm: Any) -> None:
+    config, problem = _settings()
+    world = runtime.thread_transport() or _transport(comm, config)
+    started = Runtime(world, config, problem)
+    runtime.set_current(started)
+    global_process_set.ranks = list(range(started.size))
+    global_process_set.mpi_comm = comm if hasattr(comm, "Get_group") else None
+    if runtime.thread_transport() is None:
+        _Once.transport = world
+        _warn_of_binding(started)
+
+
+def _settings() -> tuple[Config, str]:
+    """Return the settings of this process, and what is wrong with them: the other ranks must hear that first."""
+    try:
+        return Config.from_environment(), ""
+    except ConfigError as error:
+        return Config(), str(error)
+
+
+def _stop(reason: str) -> None:
+    if runtime.is_running():
+        running = runtime.current()
+        runtime.set_current(None)
+        running.stop(reason)
+
+
+def _transport(comm: Any, config: Config) -> Communicator:
+    """Return the world of this process: MPI where there is reason to, else a world of one rank."""
+    announced = settings.launcher_size()
+    wants_mpi = comm is not None or settings.started_by_launcher() or "mpi4py.MPI" in sys.modules
+    if not wants_mpi:
+        from hvdlite.comm.loopback import loopback_group
+
+        return loopback_group(1, on_abort=sys.exit)[0]
+    if comm is not None:
+        return _mpi_world(comm, config)
+    if _Once.whole_job is None:
+        _Once.whole_job = _mpi_world(None, config)
+    size = _Once.whole_job.size
+    if announced is not None and size == 1 < announced[0] and not config.allow_size_mismatch:
+        raise LaunchError(_alone(*announced))
+    return _Once.whole_job
+
+
+def _mpi_world(comm: Any, config: Config) -> Communicator:
+    settings.apply_environment(mpi_environment(settings.environment()))
+    from hvdlite.comm import mpi  # starts MPI, which reads the environment
+
+    _watch_exits(*mpi.start(), mpi.abort)
+    if comm is None or hasattr(comm, "Get_group"):
+        return mpi.world(comm=comm, config=config)
+    if not isinstance(comm, Iterable):
+        raise InvalidRequestError(f"init(comm={comm!r}): expected None, a list of ranks, or an mpi4py communicator.")
+    return mpi.world(ranks=list(comm), config=config)
+
+
+def _watch_exits(rank: int, size: int, abort: Callable[[int], None]) -> None:
+    """From now on a failure of this rank ends all ranks, also one while init() is under way."""
+
+    def describe() -> str:
+        transport = _Once.transport
+        return f"rank {rank} of {size}" if transport is None else f"rank {transport.rank} of {transport.size}"
+
+    if size > 1 and _Once.watch is None:
+        _Once.watch = ExitWatch(describe, abort, _end_in_peace)
+        _Once.watch.install()
+
+
+def _warn_of_binding(running: Runtime) -> None:
+    """Open MPI's mpirun binds each of two ranks to one core: then engine and training take turns on it."""
+    usable, has = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    if running.size > 1 and running.rank == 0 and usable == 1 < has:
+        log.get_logger().warning(
+            "rank 0 may use 1 of %d cores, which its engine and the training share. "
+            "Start with 'mpirun --bind-to none' (hvdrun does), or leave it so if every core has a rank.",
+            has,
+        )
+
+
+def _alone(size: int, variable: str) -> str:
+    from hvdlite.comm import mpi
+
+    return (
+        f"{variable}={size} says that this job has {size} ranks, but {mpi.library_version()} gave this process "
+        "a world of 1: each rank would train alone. The launcher and the MPI library do not fit together. "
+        "Under Slurm use 'srun --mpi=pmix' with Open MPI or 'srun --mpi=pmi2' with MPICH ('srun --mpi=list' shows "
+        "what there is); else use the mpirun of the same installation, which 'hvdrun' finds by itself. "
+        "To let this process run alone all the same, set HVDLITE_ALLOW_SIZE_MISMATCH=1."
+    )
+
+
+def _bind(process_sets: Iterable[ProcessSet]) -> None:
+    """Give each set its id, registering it if needed. Collective."""
+    running = runtime.current("init()")
+    everyone = list(range(running.size))
+    bound: list[list[int]] = [everyone]
+    duplicates = []
+    for process_set in process_sets:
+        if process_set.mpi_comm is not None:
+            _bind_communicator(running, process_set)
+        elif process_set.ranks in bound:
+            process_set.process_set_id = None
+            duplicates.append(process_set)
+        else:
+            running.bind(process_set, _id_for(running, process_set.ranks or []))
+        bound.append(process_set.ranks or [])
+    if duplicates:
+        raise InvalidRequestError(
+            f"init(process_sets=...): the same ranks are given twice, or are those of all ranks: {duplicates}. "
+            "hvdlite runs; these sets are not registered."
+        )
+
+
+def _id_for(running: Runtime, ranks: Sequence[int]) -> int:
+    known = running.id_of(ranks)
+    return running.add_process_set(ranks) if known is None else known
+
+
+def _bind_communicator(running: Runtime, process_set: ProcessSet) -> None:
+    """Register the members of an mpi4py communicator as a set. Collective over the world.
+
+    One Split makes several communicators at once; each rank's ProcessSet becomes the one that it is in.
+    """
+    from hvdlite.comm import mpi
+
+    process_set.ranks = sorted(mpi.ranks_within(running.world, process_set.mpi_comm))
+    for ranks in sorted(set(map(tuple, allgather_object(process_set.ranks)))):
+        set_id = _id_for(running, ranks)
+        if list(ranks) == process_set.ranks:
+            running.bind(process_set, set_id)
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Register a set of ranks while hvdlite runs. Collective over all ranks, members or not.
+
+    Returns:
+        The set, with its id. Ids of removed sets are used again, the first freed first.
+
+    Raises:
+        InvalidRequestError: ranks are out of range, named twice, differ between processes, or are already a set.
+    """
+    running = runtime.current("hvd.add_process_set()")
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if process_set.mpi_comm is not None:
+        raise NotImplementedError("a process set over an MPI communicator can only be given to hvd.init().")
+    running.bind(process_set, running.add_process_set(process_set.ranks or []))
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forget a set. Collective over all ranks, members or not.
+
+    What is in flight in it raises `ShutdownError`.
+
+    Returns:
+        False if it was not registered, or is the set of all ranks.
+    """
+    running = runtime.current("hvd.remove_process_set()")
+    set_id = process_set.process_set_id
+    if set_id is None or set_id == global_process_set.process_set_id:
+        return False
+    removed = running.remove_process_set(set_id)
+    running.unbind(set_id)
+    return removed
+
+
+class _no_lock:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exc: object) -> None: ...
+
+
+def _end_in_peace() -> None:
+    """At a normal end: leave, then wait for the other ranks without using the CPU, as MPI_Finalize would."""
+    try:
+        _stop("has ended its program")
+    finally:
+        if _Once.transport is not None:
+            _Once.transport.exit_barrier()

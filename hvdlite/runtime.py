@@ -1,0 +1,308 @@
+"""The running hvdlite of this process: world, engines, process sets. All mutable module state lives here.
+
+`Runtime` is an ordinary object. `current()` finds the one that `init()` made: of
+this process, or of this thread where threads play the ranks (tests).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdlite import config as settings
+from hvdlite._version import __version__
+from hvdlite.comm.base import Communicator
+from hvdlite.config import Config
+from hvdlite.engine.engine import Engine
+from hvdlite.engine.handle import Handle
+from hvdlite.engine.inbox import Submission
+from hvdlite.errors import (
+    ConfigError,
+    InvalidRequestError,
+    MismatchError,
+    NotInitializedError,
+    NotMemberError,
+    RemoteError,
+    describe_ranks,
+)
+from hvdlite.kernels import Kernels
+from hvdlite.messages import Kind, Request, Response
+from hvdlite.observe import log
+from hvdlite.observe.instrument import LastReasons
+
+WORLD = 0  # id of the set of all ranks
+
+
+@dataclass(slots=True)
+class _Registered:
+    """A process set in use. `engine` is None where this rank is not a member."""
+
+    ranks: tuple[int, ...]
+    engine: Engine | None
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+class Runtime:
+    """hvdlite between `init()` and `shutdown()`.
+
+    Args:
+        world: all ranks.
+        config: of this process; checked to agree with the other ranks'.
+        problem: why this process has no valid config; then no rank starts.
+    """
+
+    def __init__(self, world: Communicator, config: Config, problem: str = "") -> None:
+        self.config, self.topology = config, world.topology
+        self.rank, self.size = world.rank, world.size
+        self.reasons = LastReasons()
+        self._world = world
+        self._sets: dict[int, _Registered] = {}
+        self._bound: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._free_ids: deque[int] = deque()
+        self._next_id = WORLD + 1
+        self._names = threading.Lock()
+        self._custom_kernels: list[tuple[Any, ...]] = []
+        log.configure(self.rank, config)
+        _check_peers(world, config, problem)
+        everyone = world.create(range(world.size))
+        assert everyone is not None
+        self._sets[WORLD] = _Registered(tuple(range(world.size)), self._start_engine(everyone, WORLD))
+
+    # Process sets
+
+    def members_of(self, set_id: int) -> tuple[int, ...]:
+        """Return the global ranks of a registered set, ascending."""
+        return self._lookup(set_id).ranks
+
+    def engine_of(self, set_id: int | None) -> Engine:
+        """Return the engine that serves a set on this rank.
+
+        Raises:
+            InvalidRequestError: no such set.
+            NotMemberError: this rank is not in it.
+        """
+        found = self._lookup(set_id)
+        if found.engine is None:
+            raise NotMemberError(
+                f"rank {self.rank} is not in process set {set_id}, whose ranks are {list(found.ranks)}. "
+                "Only members may call its operations: guard the call with process_set.included()."
+            )
+        return found.engine
+
+    def id_of(self, ranks: Sequence[int]) -> int | None:
+        """Return the id of the set with exactly these ranks, or None."""
+        wanted = tuple(sorted(ranks))
+        return next((i for i, found in self._sets.items() if found.ranks == wanted), None)
+
+    def next_name(self, kind: str, set_id: int | None) -> str:
+        """Return a name for an operation without one: the n-th of its kind on one rank meets the n-th on the others."""
+        counters = self._lookup(set_id).counters
+        with self._names:
+            n = counters[kind] = counters.get(kind, 0) + 1
+        return f"{kind}.noname.{n}"
+
+    def add_process_set(self, ranks: Sequence[int]) -> int:
+        """Register a set and return its id. Collective over the world.
+
+        Raises:
+            InvalidRequestError: bad ranks, an existing set, or the ranks differ between processes.
+        """
+        problem = self._problem_with(ranks)
+        return int(self._change_sets(Kind.ADD_PROCESS_SET, tuple(sorted(ranks)), problem))
+
+    def remove_process_set(self, set_id: int) -> bool:
+        """Forget a set. Collective over the world. What is in flight in it raises `ShutdownError`."""
+        if set_id == WORLD or set_id not in self._sets:
+            return False
+        self._change_sets(Kind.REMOVE_PROCESS_SET, self._sets[set_id].ranks, "")
+        return True
+
+    def bind(self, process_set: Any, set_id: int) -> None:
+        """Give a `ProcessSet` its id, until the set is removed or the runtime stops."""
+        process_set.process_set_id = set_id
+        self._bound.add(process_set)
+
+    def unbind(self, set_id: int | None = None) -> None:
+        """Take their id from all `ProcessSet`s of one set, or of every set: it may mean another set later."""
+        for process_set in list(self._bound):
+            if set_id is None or process_set.process_set_id == set_id:
+                process_set.process_set_id = None
+                self._bound.discard(process_set)
+
+    # Life cycle
+
+    def stop(self, reason: str) -> None:
+        """Leave every set, which stops all ranks' engines. The world's communicator stays open."""
+        for set_id in sorted(self._sets, reverse=True):  # the world last: it may still change the sets
+            engine = self._sets[set_id].engine
+            if engine is not None:
+                engine.stop(reason)
+        self.unbind()
+        log.unconfigure()
+
+    def abort(self, code: int) -> None:
+        """End all ranks of the job now."""
+        self._world.abort(code)
+
+    @property
+    def world(self) -> Communicator:
+        """The transport under all sets; the world's engine thread uses it to make new ones."""
+        return self._world
+
+    def register_kernel(self, *arguments: Any) -> None:
+        """Give every engine, also later ones, a faster kernel. Arguments of `Kernels.register`."""
+        self._custom_kernels.append(arguments)
+        for found in self._sets.values():
+            if found.engine is not None:
+                found.engine.kernels.register(*arguments)
+
+    def _lookup(self, set_id: int | None) -> _Registered:
+        found = self._sets.get(-1 if set_id is None else set_id)
+        if found is None:
+            raise InvalidRequestError(
+                f"process set {set_id} is not registered (known: {sorted(self._sets)}). "
+                "Pass it to hvd.init(process_sets=...) or hvd.add_process_set() on all ranks first."
+            )
+        return found
+
+    def _problem_with(self, ranks: Sequence[int]) -> str:
+        listed = f"process set with ranks {list(ranks)}"
+        if not ranks:
+            return f"{listed}: a process set needs at least one rank."
+        if any(not 0 <= rank < self.size for rank in ranks):
+            return f"{listed}: ranks go from 0 to {self.size - 1} here."
+        if len(set(ranks)) != len(ranks):
+            return f"{listed}: a rank is named twice."
+        known = self.id_of(ranks)
+        return "" if known is None else f"{listed}: process set {known} has the same ranks."
+
+    def _change_sets(self, kind: Kind, ranks: tuple[int, ...], problem: str) -> Any:
+        engine = self.engine_of(WORLD)
+        request = Request(kind, self.next_name(kind.value, WORLD), splits=ranks, problem=problem)
+        if problem:
+            engine.poison([request])
+            raise InvalidRequestError(problem)
+        handle = Handle(request.name, driver=engine)
+        engine.submit([Submission(request, handle)])
+        try:
+            return handle.wait()
+        except (MismatchError, RemoteError) as error:
+            raise InvalidRequestError(str(error)) from error
+
+    def _on_process_set(self, response: Response) -> Any:
+        """Do, on the world's engine thread, what all ranks agreed on."""
+        if response.kind is Kind.REMOVE_PROCESS_SET:
+            set_id = self.id_of(response.splits)
+            assert set_id is not None
+            engine = self._sets.pop(set_id).engine
+            if engine is not None:
+                engine.stop("removed the process set")
+            self._free_ids.append(set_id)
+            return True
+        known = self.id_of(response.splits)
+        if known is not None:  # two threads added the same set at the same time
+            return known
+        set_id = self._free_ids.popleft() if self._free_ids else self._next_id
+        self._next_id = max(self._next_id, set_id + 1)
+        comm = self._world.create(response.splits)
+        engine = None if comm is None else self._start_engine(comm, set_id, response.splits)
+        self._sets[set_id] = _Registered(response.splits, engine)
+        return set_id
+
+    def _start_engine(self, comm: Communicator, set_id: int, members: Sequence[int] | None = None) -> Engine:
+        kernels = Kernels()
+        for arguments in self._custom_kernels:
+            kernels.register(*arguments)
+        what = "hvdlite" if set_id == WORLD else f"process set {set_id}"
+        engine = Engine(
+            comm, members or range(comm.size), self.config, kernels,
+            self._on_process_set, self.reasons, self._on_engine_failure, what,
+        )  # fmt: skip
+        engine.start()
+        return engine
+
+    def _on_engine_failure(self, error: BaseException) -> None:
+        # The other ranks may be in the middle of a transfer with this one, and would wait for ever.
+        # The program here has been told; if it does not end the job, this does.
+        if self.size > 1:
+            timer = threading.Timer(self.config.exit_grace, self.abort, [1])
+            timer.daemon = True
+            timer.start()
+
+
+def _check_peers(world: Communicator, config: Config, problem: str) -> None:
+    """Refuse to start when ranks differ in what must be equal. Collective; raises the same everywhere."""
+    mine = {"version": __version__, "problem": problem, **config.fingerprint()}
+    everyone = [json.loads(text) for text in world.allgather_bytes(json.dumps(mine).encode())]
+    problems: dict[str, list[int]] = {}
+    for rank, one in enumerate(everyone):
+        problems.setdefault(one.pop("problem", ""), []).append(rank)
+    problems.pop("", None)
+    if problems:
+        raise ConfigError(" ".join(f"{describe_ranks(ranks)}: {text}" for text, ranks in problems.items()))
+    versions: dict[str, list[int]] = {}
+    for rank, one in enumerate(everyone):
+        versions.setdefault(one.pop("version"), []).append(rank)
+    if len(versions) > 1:
+        raise MismatchError("hvd.init()", "hvdlite version", versions, "Install one version on all hosts.")
+    settings.compare(everyone)
+
+
+# The runtime of this process, and of threads that play ranks.
+
+
+class _ThreadState(threading.local):
+    transport: Communicator | None = None
+    runtime: Runtime | None = None
+
+
+class _State:
+    runtime: Runtime | None = None
+
+
+_process = _State()
+_thread = _ThreadState()
+
+
+def current(call: str = "hvdlite") -> Runtime:
+    """Return the running Runtime, or raise `NotInitializedError` naming `call`."""
+    found = _thread.runtime if _thread.transport is not None else _process.runtime
+    if found is None:
+        raise NotInitializedError(call)
+    return found
+
+
+def is_running() -> bool:
+    return (_thread.runtime if _thread.transport is not None else _process.runtime) is not None
+
+
+def thread_transport() -> Communicator | None:
+    """Return the communicator under which this thread plays a rank, or None in an ordinary process."""
+    return _thread.transport
+
+
+def set_current(runtime: Runtime | None) -> None:
+    """Install, or remove, what `current` returns."""
+    if _thread.transport is not None:
+        _thread.runtime = runtime
+    else:
+        _process.runtime = runtime
+
+
+@contextmanager
+def as_rank(transport: Communicator) -> Iterator[None]:
+    """Let this thread play the rank of `transport`: `init()` inside starts a runtime of its own."""
+    previous = _thread.transport, _thread.runtime
+    _thread.transport, _thread.runtime = transport, None
+    try:
+        yield
+        if _thread.runtime is not None:
+            _thread.runtime.stop("its program ended")
+    finally:
+        _thread.transport, _thread.runtime = previous

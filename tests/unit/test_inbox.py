@@ -1,0 +1,143 @@
+"""What is submitted and not got back: names, duplicates, deferral, poison, closing, call sites."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+
+import pytest
+
+from hvdlite.engine.handle import Handle
+from hvdlite.engine.inbox import Inbox, Submission, call_site
+from hvdlite.errors import DuplicateNameError, ShutdownError
+from hvdlite.messages import Kind, Request
+
+
+def submission(name, kind=Kind.ALLREDUCE):
+    return Submission(Request(kind, name), Handle(name))
+
+
+def test_requests_are_handed_out_once_in_the_order_of_submission():
+    inbox = Inbox()
+    inbox.submit([submission("a")])
+    inbox.poison(Request(Kind.ALLREDUCE, "p", problem="no"))
+    inbox.submit([submission("b"), submission("c")])
+    assert [request.name for request in inbox.drain()] == ["a", "p", "b", "c"]
+    assert inbox.drain() == []
+    assert list(inbox.in_flight) == ["a", "b", "c"]
+
+
+def test_a_failed_try_is_announced_before_its_retry():
+    inbox = Inbox()
+    inbox.poison(Request(Kind.ALLREDUCE, "w", problem="no"))
+    inbox.submit([submission("w")])
+    assert [request.problem for request in inbox.drain()] == ["no", ""]
+
+
+def test_a_finished_name_is_free_again():
+    inbox = Inbox()
+    first, second = submission("w"), submission("w")
+    inbox.submit([first])
+    inbox.finish("w", 7)
+    assert first.handle.wait() == 7
+    inbox.submit([second])
+    inbox.fail("w", ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        second.handle.wait()
+    assert inbox.get("w") is None
+
+
+def test_failing_an_unknown_name_is_harmless():
+    Inbox().fail("w", ValueError())
+
+
+def test_a_duplicate_names_the_tensor_and_where_the_first_was_submitted():
+    inbox = Inbox()
+    inbox.submit([submission("w")])
+    with pytest.raises(DuplicateNameError) as caught:
+        inbox.submit([submission("w")])
+    assert caught.value.tensor == "w"
+    assert "same name as another tensor that is currently being processed" in str(caught.value)
+    assert f"{__file__}:" in str(caught.value)
+
+
+@pytest.mark.parametrize("names", ["xwy", "xyx"])
+def test_a_group_with_a_duplicate_is_not_taken_in_at_all(names):
+    inbox = Inbox()
+    inbox.submit([submission("w")])
+    inbox.drain()
+    with pytest.raises(DuplicateNameError):
+        inbox.submit([submission(name) for name in names])
+    assert inbox.drain() == []
+    assert list(inbox.in_flight) == ["w"]
+
+
+def test_another_kind_under_the_same_name_waits_its_turn():
+    inbox = Inbox()
+    first, second = submission("w"), submission("w", Kind.BROADCAST)
+    inbox.submit([first])
+    inbox.submit([second])
+    assert [request.kind for request in inbox.drain()] == [Kind.ALLREDUCE]
+    with pytest.raises(DuplicateNameError):  # the waiting one counts, too
+        inbox.submit([submission("w", Kind.BROADCAST)])
+    inbox.finish("w", 1)
+    assert [request.kind for request in inbox.drain()] == [Kind.BROADCAST]
+    assert not second.handle.poll()
+    inbox.finish("w", 2)
+    assert (first.handle.wait(), second.handle.wait()) == (1, 2)
+
+
+def test_closing_fails_what_is_there_and_what_comes():
+    inbox = Inbox()
+    waiting = [submission("a"), submission("b"), submission("a", Kind.BROADCAST)]
+    for one in waiting:
+        inbox.submit([one])
+    inbox.close(lambda: ShutdownError("gone"))
+    inbox.close(lambda: ShutdownError("a second reason"))
+    errors = []
+    for one in waiting:
+        with pytest.raises(ShutdownError, match="gone") as caught:
+            one.handle.wait()
+        errors.append(caught.value)
+    assert len({id(error) for error in errors}) == 3  # each its own, so that tracebacks do not mix
+    with pytest.raises(ShutdownError, match="gone"):
+        inbox.submit([submission("c")])
+    inbox.poison(Request(Kind.ALLREDUCE, "p", problem="no"))
+    assert inbox.drain() == []
+    assert inbox.in_flight == {}
+
+
+def test_the_call_site_is_the_line_outside_hvdlite():
+    inbox = Inbox()
+    one = submission("w")
+    line = inspect.currentframe().f_lineno + 1
+    inbox.submit([one])
+    assert one.site == (__file__, line)
+    assert call_site()[0] == __file__
+
+
+def test_many_threads_may_submit_at_once():
+    inbox = Inbox()
+    n, taken = 200, []
+    drained = threading.Event()
+
+    def drain():
+        while len(taken) < 4 * n:
+            taken.extend(inbox.drain())
+        drained.set()
+
+    def submit(who):
+        for i in range(n):
+            inbox.submit([submission(f"{who}.{i}")])
+
+    threads = [threading.Thread(target=submit, args=(who,)) for who in range(4)]
+    threads.append(threading.Thread(target=drain))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert drained.is_set()
+    assert {request.name for request in taken} == {f"{who}.{i}" for who in range(4) for i in range(n)}
+    for who in range(4):
+        mine = [request.name for request in taken if request.name.startswith(f"{who}.")]
+        assert mine == [f"{who}.{i}" for i in range(n)]
