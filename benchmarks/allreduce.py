@@ -1,0 +1,175 @@
+"""Allreduce by hvdlite, by raw MPI and by torch's gloo: the same tensors, in the same job, in turn.
+
+    hvdrun -np 2 python benchmarks/allreduce.py [--json results.json]
+
+The contenders take turns, some repetitions each, so that a drift of the machine's speed
+hits all of them, and each runs with warm caches; the medians and their ratios are
+printed. Every repetition starts at a barrier, and lasts until this rank has its result;
+the slowest rank's time counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import hvdlite.torch as hvd
+
+Contender = Callable[[list[torch.Tensor]], None]
+TURNS = 10  # of each contender
+WARM_UP = 3  # repetitions at the start of a turn, not counted
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    hvd.init()
+    from mpi4py import MPI  # after init(): the core prepares the environment of MPI
+
+    comm = MPI.COMM_WORLD
+    store = comm.bcast(tempfile.mkdtemp(prefix="gloo-") if comm.rank == 0 else None)
+    dist.init_process_group("gloo", init_method=f"file://{store}/store", rank=comm.rank, world_size=comm.size)
+    torch.set_num_threads(1)
+
+    contenders: dict[str, Contender] = {"hvdlite": by_hvdlite, "mpi": by_mpi(comm), "gloo": by_gloo}
+    results = []
+    for name, sizes, repetitions in cases(arguments.quick):
+        seconds = measure(contenders, sizes, repetitions, comm)
+        results.append(row(name, sum(sizes) * 4, seconds))
+        if comm.rank == 0:
+            print(line(results[-1]), flush=True)
+    if comm.rank == 0:
+        print("\nwhy hvdlite ran it this way: " + hvd.backend_reasons().get("allreduce", ""))
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"machine": machine(comm), "results": results}, indent=2) + "\n")
+    dist.destroy_process_group()
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--quick", action="store_true", help="few repetitions: does it run at all?")
+    return parser.parse_args()
+
+
+def cases(quick: bool) -> list[tuple[str, list[int], int]]:
+    """Return (name, lengths of the float32 tensors, repetitions)."""
+    few = 20 if quick else 1
+    return [
+        ("1 KiB", [256], 1000 // few),
+        ("256 KiB", [2**16], 400 // few),
+        ("4 MiB", [2**20], 100 // few),
+        ("64 MiB", [2**24], max(3, 20 // few)),
+        ("ResNet-50 gradients", resnet50_gradients(), max(3, 20 // few)),
+    ]
+
+
+def resnet50_gradients() -> list[int]:
+    """Return the lengths of the 161 gradients of ResNet-50 (102 MB), in the order in which backward makes them."""
+    lengths = [64 * 3 * 7 * 7, 64, 64]
+    width_in = 64
+    for blocks, width in [(3, 64), (4, 128), (6, 256), (3, 512)]:
+        for block in range(blocks):
+            for kernel, c_in, c_out in [(1, width_in, width), (3, width, width), (1, width, 4 * width)]:
+                lengths += [c_out * c_in * kernel**2, c_out, c_out]
+            if block == 0:
+                lengths += [4 * width * width_in, 4 * width, 4 * width]
+            width_in = 4 * width
+    lengths += [1000 * 2048, 1000]
+    return lengths[::-1]
+
+
+def by_hvdlite(tensors: list[torch.Tensor]) -> None:
+    if len(tensors) == 1:
+        hvd.allreduce_(tensors[0], name=f"one.{tensors[0].numel()}", op=hvd.Sum)
+        return
+    handles = [hvd.allreduce_async_(t, name=f"t{i}.{t.numel()}", op=hvd.Sum) for i, t in enumerate(tensors)]
+    for handle in handles:
+        hvd.synchronize(handle)
+
+
+def by_gloo(tensors: list[torch.Tensor]) -> None:
+    if len(tensors) == 1:
+        dist.all_reduce(tensors[0])
+        return
+    works = [dist.all_reduce(t, async_op=True) for t in tensors]
+    for work in works:
+        work.wait()
+
+
+def by_mpi(comm) -> Contender:  # type: ignore[no-untyped-def]  # mpi4py is imported late
+    from mpi4py import MPI
+
+    def run(tensors: list[torch.Tensor]) -> None:
+        for t in tensors:
+            comm.Allreduce(MPI.IN_PLACE, [t.numpy(), MPI.FLOAT])
+
+    return run
+
+
+def measure(contenders: dict[str, Contender], sizes: list[int], repetitions: int, comm) -> dict[str, list[float]]:  # type: ignore[no-untyped-def]
+    """Return the seconds of each repetition by contender: those of the slowest rank."""
+    from mpi4py import MPI
+
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    tensors = {name: [torch.zeros(n) for n in sizes] for name in contenders}
+    total = comm.size * (comm.size + 1) / 2
+    turn = max(1, repetitions // TURNS)
+    for _ in range(-(-repetitions // turn)):
+        for name, run in contenders.items():
+            for repetition in range(-WARM_UP, turn):
+                for tensor in tensors[name]:
+                    tensor.fill_(float(comm.rank + 1))
+                comm.Barrier()
+                started = time.perf_counter()
+                run(tensors[name])
+                took = time.perf_counter() - started
+                if not all(bool((t == total).all()) for t in tensors[name][:3]):
+                    raise SystemExit(f"{name}: wrong sum on rank {comm.rank}")
+                slowest = comm.allreduce(took, op=MPI.MAX)
+                if repetition >= 0:
+                    seconds[name].append(slowest)
+    return seconds
+
+
+def row(name: str, nbytes: int, seconds: dict[str, list[float]]) -> dict[str, object]:
+    medians = {contender: statistics.median(values) for contender, values in seconds.items()}
+    return {
+        "case": name,
+        "bytes": nbytes,
+        "median_seconds": medians,
+        "times_as_fast_as": {c: medians[c] / medians["hvdlite"] for c in medians if c != "hvdlite"},
+    }
+
+
+def line(result: dict) -> str:  # type: ignore[type-arg]
+    medians = "  ".join(f"{name} {1e6 * s:10.0f} us" for name, s in result["median_seconds"].items())
+    ratios = "  ".join(f"{ratio:5.2f}x {name}" for name, ratio in result["times_as_fast_as"].items())
+    return f"{result['case']:<20} {medians}   hvdlite is as fast as: {ratios}"
+
+
+def machine(comm) -> dict[str, object]:  # type: ignore[no-untyped-def]
+    from mpi4py import MPI
+
+    return {
+        "ranks": comm.size,
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "mpi": MPI.Get_library_version().split(",")[0].strip(),
+    }
+
+
+if __name__ == "__main__":
+    main()

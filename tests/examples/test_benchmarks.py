@@ -1,0 +1,26 @@
+"""The benchmarks run, and say what they promise. No figure is judged here: CI machines are noisy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.mpi
+
+
+def test_the_allreduce_benchmark_compares_three_contenders(openmpi, tmp_path):
+    figures = tmp_path / "figures.json"
+    ended = openmpi.run(2, ROOT / "benchmarks" / "allreduce.py", "--quick", "--json", figures, timeout=110).check()
+    results = json.loads(figures.read_text())["results"]
+    assert [r["case"] for r in results] == ["1 KiB", "256 KiB", "4 MiB", "64 MiB", "ResNet-50 gradients"]
+    assert results[-1]["bytes"] == 4 * 25_557_032  # the published number of parameters
+    for result in results:
+        assert set(result["median_seconds"]) == {"hvdlite", "mpi", "gloo"}
+        assert result["times_as_fast_as"]["gloo"] == pytest.approx(
+            result["median_seconds"]["gloo"] / result["median_seconds"]["hvdlite"]
+        )
+        assert result["case"] in ended.out
