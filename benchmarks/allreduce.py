@@ -4,8 +4,9 @@
 
 The contenders take turns, some repetitions each, so that a drift of the machine's speed
 hits all of them, and each runs with warm caches; the medians and their ratios are
-printed. Every repetition starts at a barrier, and lasts until this rank has its result;
-the slowest rank's time counts.
+printed. A repetition lasts from the call until this rank has its result, and the slowest
+rank's time counts. MPI is silent within a turn: a rank that waits in an MPI call spins,
+and takes the core from the other contenders' threads.
 """
 
 from __future__ import annotations
@@ -119,26 +120,24 @@ def by_mpi(comm) -> Contender:  # type: ignore[no-untyped-def]  # mpi4py is impo
 
 def measure(contenders: dict[str, Contender], sizes: list[int], repetitions: int, comm) -> dict[str, list[float]]:  # type: ignore[no-untyped-def]
     """Return the seconds of each repetition by contender: those of the slowest rank."""
-    from mpi4py import MPI
-
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     tensors = {name: [torch.zeros(n) for n in sizes] for name in contenders}
     total = comm.size * (comm.size + 1) / 2
     turn = max(1, repetitions // TURNS)
     for _ in range(-(-repetitions // turn)):
         for name, run in contenders.items():
-            for repetition in range(-WARM_UP, turn):
+            took = []
+            comm.Barrier()
+            for _ in range(WARM_UP + turn):
                 for tensor in tensors[name]:
                     tensor.fill_(float(comm.rank + 1))
-                comm.Barrier()
                 started = time.perf_counter()
                 run(tensors[name])
-                took = time.perf_counter() - started
-                if not all(bool((t == total).all()) for t in tensors[name][:3]):
-                    raise SystemExit(f"{name}: wrong sum on rank {comm.rank}")
-                slowest = comm.allreduce(took, op=MPI.MAX)
-                if repetition >= 0:
-                    seconds[name].append(slowest)
+                took.append(time.perf_counter() - started)
+            if not all(bool((tensor == total).all()) for tensor in tensors[name]):
+                raise SystemExit(f"{name}: wrong sum on rank {comm.rank}")
+            everyone = comm.allgather(took[WARM_UP:])
+            seconds[name].extend(map(max, zip(*everyone, strict=True)))
     return seconds
 
 

@@ -29,6 +29,7 @@ _CONTROL, _DATA = 0, 1
 _STRIDE = 16  # int64 words per rank: two cache lines, because processors fetch lines in pairs
 _WAITING, _RUNG, _AWAITED = 0, 1, 8  # words of a rank; the last one sits in its own line
 _LONGEST_POLL = 60.0  # seconds; poll() takes milliseconds in a C int
+STRONG_ORDER = frozenset({"x86_64", "AMD64", "i386", "i686"})  # machines whose stores are seen in their order
 _SHORTEST_POLL = 0.001  # seconds; poll() rounds up to milliseconds, so shorter naps use sleep()
 
 

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.doorbell import open_doorbells
-from hvdlite.comm.segment import FlagSegment, map_shared
+from hvdlite.comm.mailbox import Mailboxes, mailbox_bytes
+from hvdlite.comm.segment import FlagSegment, block_places, map_shared
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.config import Config
 from hvdlite.errors import CommunicationError, InvalidRequestError, NotMemberError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _MORE, _LAST = 1, 2  # tags of control messages: a piece, and the last piece
 _DATA = 3
+_NUMBER_BYTES = 8  # of a message's number, before one that found no room in the mailbox
 _SMALL = 2048  # bytes; below every MPI's eager limit, so that receiving such a message waits for nobody
 _TESTS = 200  # of a transfer before the first sleep, when cores are scarce: about 50 us
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 20e-3  # seconds
@@ -181,6 +183,7 @@ class MpiCommunicator(Communicator):
         self._pieces: dict[int, list[bytearray]] = {}
         self._status = MPI.Status()
         self._small = bytearray(_SMALL)
+        self._mail = self._open_mailboxes()
 
     def translate(self, group: MPI.Group) -> list[int]:
         """Return the rank here of each member of `group`, or `MPI.UNDEFINED`."""
@@ -192,18 +195,32 @@ class MpiCommunicator(Communicator):
 
         return NativeCollectives(self._data)
 
+    def _open_mailboxes(self) -> Mailboxes | None:
+        nbytes = mailbox_bytes(self.size) if self._all_can_ring else 0
+        if not nbytes:
+            return None
+        place = self._place.segment_directory
+        mapping = map_shared(self.rank, self.size, nbytes, self.allgather_bytes, place)
+        return None if mapping is None else Mailboxes(self.rank, self.size, mapping, *block_places(self.size, nbytes))
+
     def post(self, dest: int, message: bytes) -> None:
         if dest == self.rank:
             raise ValueError(f"rank {dest} posted a message to itself; control messages are for other ranks.")
+        if self._mail is None:
+            self._send(dest, message)
+        elif number := self._mail.post(dest, message):
+            self._send(dest, number.to_bytes(_NUMBER_BYTES, "little") + message)
+        if dest in self._bell_of:
+            self._bells.ring(self._bell_of[dest])
+
+    def _send(self, dest: int, message: bytes) -> None:
         with as_communication_error("a control message to rank", dest):
             if len(message) <= self.chunk_bytes:
                 self._post_piece(dest, message, _LAST)
-            else:
-                view, step = memoryview(message), self.chunk_bytes
-                for start in range(0, len(view), step):
-                    self._post_piece(dest, view[start : start + step], _LAST if start + step >= len(view) else _MORE)
-        if dest in self._bell_of:
-            self._bells.ring(self._bell_of[dest])
+                return
+            view, step = memoryview(message), self.chunk_bytes
+            for start in range(0, len(view), step):
+                self._post_piece(dest, view[start : start + step], _LAST if start + step >= len(view) else _MORE)
 
     def _post_piece(self, dest: int, piece: bytes | memoryview, tag: int) -> None:
         request = self._control.Isend([piece, len(piece), MPI.BYTE], dest, tag)
@@ -211,6 +228,24 @@ class MpiCommunicator(Communicator):
             self._outbox.append(request)  # which keeps the bytes alive, too
 
     def poll(self) -> tuple[int, bytes] | None:
+        if self._outbox:
+            self._drive()
+        if self._mail is None:
+            return self._receive()
+        while (found := self._mail.take()) is not None:
+            source, message = found
+            if message is not None:
+                return source, message
+            received = self._receive()
+            if received is None:
+                return None  # its bytes are still coming
+            source, message = received
+            number = int.from_bytes(message[:_NUMBER_BYTES], "little")
+            self._mail.hand_in(source, number, message[_NUMBER_BYTES:])
+        return None
+
+    def _receive(self) -> tuple[int, bytes] | None:
+        """Return the next control message that MPI has brought."""
         with as_communication_error("receiving control messages"):
             self._drive()
             status = self._status

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdlite.comm.doorbell import Doorbells, Fence, Spinner
+from hvdlite.comm.doorbell import STRONG_ORDER, Doorbells, Fence, Spinner
 from hvdlite.errors import CommunicationError
 
 N_SLOTS = 8
@@ -33,7 +33,6 @@ _BLOCK_ALIGN = 4096
 _LONGEST_SLEEP = 0.1  # seconds; bounds a lost wake-up on processors with weak memory order
 _DRIVEN_SLEEP = 0.001  # seconds; while `drive` has something to move
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # madvise advice since Linux 5.14; Python has no names for them
-_STRONG_ORDER = frozenset({"x86_64", "AMD64", "i386", "i686"})
 
 
 def _nothing_to_drive() -> bool:
@@ -74,7 +73,7 @@ class FlagSegment:
         self._base = rank * _STRIDE
         self._spinner = Spinner(spin)
         self._fence = Fence()
-        self._weak = platform.machine() not in _STRONG_ORDER
+        self._weak = platform.machine() not in STRONG_ORDER
         self._n_barriers = 0
 
     def block(self, rank: int) -> NDArray[Any]:
@@ -127,6 +126,11 @@ class FlagSegment:
 def segment_bytes(size: int, nbytes: int) -> int:
     """Return the bytes of a mapping with flags and `size` blocks of `nbytes`."""
     return _flag_bytes(size) + size * _block_stride(nbytes)
+
+
+def block_places(size: int, nbytes: int) -> tuple[int, int]:
+    """Return where the block of rank 0 begins in a mapping, and how far the blocks are apart."""
+    return _flag_bytes(size), _block_stride(nbytes)
 
 
 def map_shared(
