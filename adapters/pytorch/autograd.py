@@ -15,13 +15,14 @@ import torch
 from torch.autograd import Function
 
 from hvdlite import Average, InvalidRequestError, ProcessSet, global_process_set, rank
-from hvdlite.lowlevel import GroupHandle, Kind, ReduceOp, name_for, resolve_op
+from hvdlite.lowlevel import GroupHandle, Kind, ReduceOp, name_for
 
 from .compression import Compression, Compressor
 from .ops import (
     Reduction,
     Tensors,
     names_of_group,
+    reduction_for,
     start_allgather,
     start_allreduce,
     start_alltoall,
@@ -54,8 +55,8 @@ def allreduce(
         op: Average (default), Sum, Min, Max, Product or Adasum. Averages of integers truncate towards zero;
             float16 and bfloat16 are added in float32 and rounded once.
     """
-    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     names = [name_for(Kind.ALLREDUCE, name, process_set)]
+    reduction = reduction_for(Kind.ALLREDUCE, names, op, average, prescale_factor, postscale_factor, process_set)
     return _compressed(reduce_tensors, [tensor], names, reduction, compression)[0]
 
 
@@ -70,8 +71,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Like `allreduce` on each of `tensors`, which become ready together: all are reduced, or all raise."""
-    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     names = names_of_group("grouped_allreduce", name, tensors, process_set)
+    reduction = reduction_for(Kind.ALLREDUCE, names, op, average, prescale_factor, postscale_factor, process_set)
     return _compressed(reduce_tensors, tensors, names, reduction, compression)
 
 
@@ -91,8 +92,8 @@ def reducescatter(
             ranks get n // size + 1 and the others n // size, in rank order.
         op: Average (default) or Sum.
     """
-    reduction = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
     names = [name_for(Kind.REDUCESCATTER, name, process_set)]
+    reduction = reduction_for(Kind.REDUCESCATTER, names, op, None, prescale_factor, postscale_factor, process_set)
     return _compressed(scatter_tensors, [tensor], names, reduction, compression)[0]
 
 
@@ -106,8 +107,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Like `reducescatter` on each of `tensors`, which become ready together."""
-    reduction = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
     names = names_of_group("grouped_reducescatter", name, tensors, process_set)
+    reduction = reduction_for(Kind.REDUCESCATTER, names, op, None, prescale_factor, postscale_factor, process_set)
     return _compressed(scatter_tensors, tensors, names, reduction, compression)
 
 

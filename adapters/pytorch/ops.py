@@ -45,6 +45,20 @@ class Reduction(NamedTuple):
     process_set: ProcessSet
 
 
+def reduction_for(
+    kind: Kind,
+    names: Sequence[str],
+    op: int | None,
+    average: bool | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> Reduction:
+    """Return what the arguments of a call mean together. If that is nothing, the other ranks hear of it, too."""
+    with refusing(kind, names, process_set):
+        return Reduction(resolve_op(op, average), prescale, postscale, process_set)
+
+
 # Reductions
 
 
@@ -59,8 +73,9 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
     """Start `allreduce`; the result is a new tensor."""
-    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    return start_allreduce([tensor], [name_for(Kind.ALLREDUCE, name, process_set)], reduction, to_new)[0]
+    names = [name_for(Kind.ALLREDUCE, name, process_set)]
+    reduction = reduction_for(Kind.ALLREDUCE, names, op, average, prescale_factor, postscale_factor, process_set)
+    return start_allreduce([tensor], names, reduction, to_new)[0]
 
 
 @asynchronous
@@ -74,8 +89,9 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
     """Start `allreduce_`; the result is `tensor` itself."""
-    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    return start_allreduce([tensor], [name_for(Kind.ALLREDUCE, name, process_set)], reduction, to_same)[0]
+    names = [name_for(Kind.ALLREDUCE, name, process_set)]
+    reduction = reduction_for(Kind.ALLREDUCE, names, op, average, prescale_factor, postscale_factor, process_set)
+    return start_allreduce([tensor], names, reduction, to_same)[0]
 
 
 @asynchronous
@@ -89,8 +105,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
     """Start `grouped_allreduce`; the result is a tuple of new tensors."""
-    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     names = names_of_group("grouped_allreduce", name, tensors, process_set)
+    reduction = reduction_for(Kind.ALLREDUCE, names, op, average, prescale_factor, postscale_factor, process_set)
     return GroupHandle(start_allreduce(tensors, names, reduction, to_new), tuple)
 
 
@@ -105,8 +121,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
     """Start `grouped_allreduce_`; the result is the tuple of `tensors`."""
-    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     names = names_of_group("grouped_allreduce", name, tensors, process_set)
+    reduction = reduction_for(Kind.ALLREDUCE, names, op, average, prescale_factor, postscale_factor, process_set)
     return GroupHandle(start_allreduce(tensors, names, reduction, to_same), tuple)
 
 
@@ -120,8 +136,9 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> AnyHandle:
     """Start `reducescatter`."""
-    reduction = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
-    return start_reducescatter([tensor], [name_for(Kind.REDUCESCATTER, name, process_set)], reduction)[0]
+    names = [name_for(Kind.REDUCESCATTER, name, process_set)]
+    reduction = reduction_for(Kind.REDUCESCATTER, names, op, None, prescale_factor, postscale_factor, process_set)
+    return start_reducescatter([tensor], names, reduction)[0]
 
 
 @asynchronous
@@ -134,8 +151,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> AnyHandle:
     """Start `grouped_reducescatter`; the result is a tuple."""
-    reduction = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
     names = names_of_group("grouped_reducescatter", name, tensors, process_set)
+    reduction = reduction_for(Kind.REDUCESCATTER, names, op, None, prescale_factor, postscale_factor, process_set)
     return GroupHandle(start_reducescatter(tensors, names, reduction), tuple)
 
 

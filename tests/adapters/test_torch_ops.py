@@ -385,3 +385,22 @@ def test_everything_of_the_core_is_here_too():
     assert set(hvdlite.__all__) <= set(hvd.__all__)
     assert sorted(set(hvd.__all__)) == sorted(hvd.__all__)
     assert all(hasattr(hvd, name) for name in hvd.__all__)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, op: hvd.allreduce(x, op=op, name="x"),
+        lambda x, op: hvd.allreduce_(x, op=op, name="x"),
+        lambda x, op: hvd.grouped_allreduce([x, x.clone()], op=op, name="x"),
+        lambda x, op: hvd.synchronize(hvd.reducescatter_async(x, op=op, name="x")),
+        lambda x, op: hvd.reducescatter(x, op=op, name="x"),
+    ],
+)
+def test_an_op_that_is_none_on_one_rank_raises_on_all(on_ranks, call):
+    def body(rank):
+        with pytest.raises((ValueError, hvd.HorovodInternalError), match="99"):
+            call(torch.ones(2), 99 if rank == 1 else hvd.Sum)
+        return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+
+    assert on_ranks(2, body) == [2.0, 2.0]
