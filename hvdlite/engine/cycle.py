@@ -25,6 +25,7 @@ from hvdlite.fusion.plan import FusionPlan, plan_fusion
 from hvdlite.kernels import Finish, Kernels
 from hvdlite.messages import Kind, Response
 from hvdlite.observe.instrument import Instrument, Operation
+from hvdlite.observe.log import get_logger
 
 Array = NDArray[Any]
 
@@ -55,6 +56,7 @@ class Cycle:
             piece_bytes=config.shared_memory_piece,
             chunk_bytes=config.ring_chunk,
         )
+        self._warn_without_shared_memory()
         self._on_process_set = on_process_set
         self._choose = functools.lru_cache(_CHOICES)(self._make_choice)  # most steps are like the one before
         self._run: dict[Kind, Callable[[FusionPlan], str]] = {
@@ -68,6 +70,17 @@ class Cycle:
             Kind.ADD_PROCESS_SET: self._change_process_sets,
             Kind.REMOVE_PROCESS_SET: self._change_process_sets,
         }
+
+    def _warn_without_shared_memory(self) -> None:
+        place, topology = self._config.shared_memory_dir, self._comm.topology
+        if topology.n_hosts > 1 or self._comm.size == 1 or not self._config.shared_memory:
+            return
+        if self._comm.rank == 0 and not self._backends.shared_memory_available:
+            get_logger().warning(
+                "no shared memory: %r is missing, not writable or too small, so the ranks of this host exchange data "
+                "through MPI, which is slower. Enlarge it (docker run --shm-size), or set HVDLITE_SHARED_MEMORY_DIR.",
+                place,
+            )
 
     def run(self, responses: Sequence[Response], fusion_threshold: int) -> None:
         """Run `responses`; refused ones fail on every rank, and the rest goes on."""

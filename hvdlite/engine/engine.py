@@ -239,7 +239,13 @@ class Engine:
         return min([_BUSY_WAIT, *limits])
 
     def _close_inbox(self, reason: str) -> None:
-        self._inbox.close(lambda: errors.ShutdownError(f"{self._what} has been shut down: {reason}."))
+        def error(request: Request) -> BaseException:
+            return errors.ShutdownError(
+                f"{request.kind.value} of tensor {request.name!r}: {self._what} has been shut down: {reason}. "
+                "Every rank must make the same calls; a rank without data calls hvd.join()."
+            )
+
+        self._inbox.close(error)
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -247,8 +253,8 @@ class Engine:
         rank = self.members[self.comm.rank]
         text = f"the engine of rank {rank} stopped: {type(error).__name__}: {error}"
 
-        def cause() -> BaseException:
-            failure = errors.HorovodInternalError(text)
+        def cause(request: Request) -> BaseException:
+            failure = errors.HorovodInternalError(f"{request.kind.value} of tensor {request.name!r}: {text}")
             failure.__cause__ = error
             return failure
 

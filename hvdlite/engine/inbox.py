@@ -58,7 +58,7 @@ class Inbox:
         self._new: list[Request] = []  # that nobody has been told of, in the order of submission
         self._in_flight: dict[str, Submission] = {}
         self._deferred: dict[str, deque[Submission]] = {}
-        self._closed: Callable[[], BaseException] | None = None
+        self._closed: Callable[[Request], BaseException] | None = None
 
     def submit(self, submissions: Sequence[Submission]) -> None:
         """Take in `submissions`, all or none.
@@ -72,7 +72,7 @@ class Inbox:
         site, now = call_site(), time.monotonic()
         with self._lock:
             if self._closed is not None:
-                raise self._closed()
+                raise self._closed(submissions[0].request)
             self._refuse_duplicates(submissions)
             for submission in submissions:
                 submission.site, submission.since = site, now
@@ -110,8 +110,8 @@ class Inbox:
         if name in self._in_flight:
             self._remove(name).handle.fail(error)
 
-    def close(self, error: Callable[[], BaseException]) -> None:
-        """Fail everything in flight, and every later submission, with a new `error()`."""
+    def close(self, error: Callable[[Request], BaseException]) -> None:
+        """Fail everything in flight, and every later submission, with a new `error(request)`."""
         with self._lock:
             if self._closed is not None:
                 return
@@ -122,7 +122,7 @@ class Inbox:
             self._deferred.clear()
             self._new.clear()
         for submission in waiting:
-            submission.handle.fail(error())
+            submission.handle.fail(error(submission.request))
 
     @property
     def has_work(self) -> bool:

@@ -62,7 +62,8 @@ def test_a_program_that_ends_well_ends_with_zero_and_in_silence(mpi, way):
 def test_a_rank_that_ends_early_is_named_by_those_that_need_it(mpi):
     ended = mpi.run(3, PROGRAMS / "leaving_early.py", timeout=30).check()
     for rank in (0, 2):
-        assert f"rank {rank} heard: hvdlite has been shut down: rank 1 has ended its program" in ended.out
+        text = "allreduce of tensor 'w': hvdlite has been shut down: rank 1 has ended its program"
+        assert f"rank {rank} heard: {text}" in ended.out
     assert ended.err == ""
 
 
@@ -222,3 +223,13 @@ def test_nothing_of_ours_is_left_after_a_failure(mpi, short_tmpdir, way):
     mpi.run(3, PROGRAMS / "failing.py", way, "collective", tmpdir=short_tmpdir, timeout=30)
     assert {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("hvdlite")} == set()
     assert [name for name in os.listdir(short_tmpdir) if "hvdlite" in name] == []
+
+
+def test_without_shared_memory_it_says_so_and_goes_on(mpi):
+    program = (
+        "import hvdlite as hvd, numpy as np; hvd.init(); "
+        "print(hvd.allreduce(np.arange(5.0) + hvd.rank(), op=hvd.Sum).tolist())"
+    )
+    ended = mpi.run(2, "-c", program, env={"HVDLITE_SHARED_MEMORY_DIR": "/nowhere"}).check()
+    assert ended.out.count("[1.0, 3.0, 5.0, 7.0, 9.0]") == 2
+    assert ended.err.count("no shared memory: '/nowhere' is missing") == 1

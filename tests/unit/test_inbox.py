@@ -92,15 +92,15 @@ def test_closing_fails_what_is_there_and_what_comes():
     waiting = [submission("a"), submission("b"), submission("a", Kind.BROADCAST)]
     for one in waiting:
         inbox.submit([one])
-    inbox.close(lambda: ShutdownError("gone"))
-    inbox.close(lambda: ShutdownError("a second reason"))
+    inbox.close(lambda request: ShutdownError(f"gone: {request.name}"))
+    inbox.close(lambda _: ShutdownError("a second reason"))
     errors = []
     for one in waiting:
-        with pytest.raises(ShutdownError, match="gone") as caught:
+        with pytest.raises(ShutdownError, match=f"gone: {one.request.name}") as caught:
             one.handle.wait()
         errors.append(caught.value)
     assert len({id(error) for error in errors}) == 3  # each its own, so that tracebacks do not mix
-    with pytest.raises(ShutdownError, match="gone"):
+    with pytest.raises(ShutdownError, match="gone: c"):
         inbox.submit([submission("c")])
     inbox.poison(Request(Kind.ALLREDUCE, "p", problem="no"))
     assert inbox.drain() == []
