@@ -44,6 +44,8 @@ def main() -> None:
 
     contenders: dict[str, Contender] = {"hvdlite": by_hvdlite, "mpi": by_mpi(comm), "gloo": by_gloo}
     results = []
+    if comm.rank == 0 and not arguments.quick:
+        print("medians of the slowest rank's times; this takes about a minute", flush=True)
     for name, sizes, repetitions in cases(arguments.quick):
         seconds = measure(contenders, sizes, repetitions, comm)
         results.append(row(name, sum(sizes) * 4, seconds))
@@ -153,8 +155,8 @@ def row(name: str, nbytes: int, seconds: dict[str, list[float]]) -> dict[str, ob
 
 def line(result: dict) -> str:  # type: ignore[type-arg]
     medians = "  ".join(f"{name} {1e6 * s:10.0f} us" for name, s in result["median_seconds"].items())
-    ratios = "  ".join(f"{ratio:5.2f}x {name}" for name, ratio in result["times_as_fast_as"].items())
-    return f"{result['case']:<20} {medians}   hvdlite is as fast as: {ratios}"
+    ratios = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in result["times_as_fast_as"].items())
+    return f"{result['case']:<20} {medians}   speed against: {ratios}"
 
 
 def machine(comm) -> dict[str, object]:  # type: ignore[no-untyped-def]

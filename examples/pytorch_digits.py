@@ -2,7 +2,7 @@
 
     python examples/pytorch_digits.py
     hvdrun -np 2 python examples/pytorch_digits.py
-    mpirun -np 2 python examples/pytorch_digits.py
+    mpirun -np 2 --bind-to none python examples/pytorch_digits.py
 
 Lines marked (hvd) are what makes it distributed.
 """

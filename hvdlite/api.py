@@ -158,8 +158,8 @@ allreduce = synchronous(
     Args:
         tensor: any shape and strides; shape and dtype equal on all ranks.
         average: Horovod's old way to say op=Average (True) or op=Sum (False).
-        op: Average (default), Sum, Min, Max, Product or Adasum. Averages of integers truncate towards zero;
-            float16 and bfloat16 are added in float32 and rounded once.
+        op: Average (default), Sum, Min, Max, Product or Adasum. Sums of integers wrap in their own dtype, and
+            averages of them truncate towards zero; float16 and bfloat16 are added in float32 and rounded once.
     """,
 )
 allreduce_ = synchronous(
@@ -395,6 +395,7 @@ def _as_splits(splits: Any) -> list[int]:
 
 
 def _names_of_group(kind: str, name: str | None, tensors: Sequence[Any], process_set: ProcessSet) -> list[str]:
-    if not tensors:
-        raise InvalidRequestError(f"{kind}: the list of tensors is empty; there is nothing to do.")
-    return group_names(name_for(kind, name, process_set), len(tensors))
+    base = name_for(kind, name, process_set)
+    if not isinstance(tensors, Sequence) or not tensors:
+        raise InvalidRequestError(f"{kind} {base!r}: expected a list of at least one tensor, got {tensors!r:.80}")
+    return group_names(base, len(tensors))

@@ -107,7 +107,7 @@ BYTES = Kind("whole number of bytes, 0 or more", _count)
 PIECE = Kind("whole number of bytes, 1 or more", _positive)
 COUNT = Kind("whole number, 0 or more", _count)
 SECONDS = Kind("number of seconds, 0 or more", _seconds)
-FLAG = Kind("0 or 1", _flag, lambda value: str(int(value)))
+FLAG = Kind("0 or 1, false or true", _flag, lambda value: str(int(value)))
 TEXT: Kind[str] = Kind("text", str)
 CORES = Kind("core numbers separated by commas", _cores, lambda cores: ",".join(map(str, cores)))
 BACKENDS = _one_of("auto", "shared_memory", "ring", "tree", "mpi_native", "reference")
@@ -128,7 +128,7 @@ class Config:
     )
 
     # How bytes move.
-    backend: str = knob("auto", BACKENDS, "the way collectives run; auto: chosen by size, dtype and hosts")
+    backend: str = knob("auto", BACKENDS, "algorithm for collectives; auto: chosen by size and hosts")
     shared_memory: bool = knob(True, FLAG, "use shared memory between the ranks of a host")
     shared_memory_dir: str = knob("/dev/shm", TEXT, "where the segments are made, a directory in memory", shared=False)
     shared_memory_piece: int = knob(2**20, PIECE, "largest piece reduced at once in shared memory, bytes per rank")
@@ -285,9 +285,12 @@ def settings_reference() -> str:
         lines.append("| " + " | ".join([*cells, "yes" if one.shared else "", alias]) + " |")
     lines += [
         "",
-        "`HOROVOD_STALL_CHECK_DISABLE=1` is `HVDLITE_STALL_WARNING=0`. Other `HOROVOD_` names are ignored:",
-        "`HOROVOD_CYCLE_TIME`, because nothing waits for a cycle, and `HOROVOD_DYNAMIC_PROCESS_SETS`, because process",
-        "sets may always come and go.",
+        "Of Horovod's names only those in the last column are aliases, and `HOROVOD_STALL_CHECK_DISABLE=1`, which is",
+        "`HVDLITE_STALL_WARNING=0`. All other `HOROVOD_` names are ignored without a message, among them",
+        "",
+        "- `HOROVOD_TIMELINE` and `HOROVOD_AUTOTUNE`: there is neither a timeline nor autotuning yet;",
+        "- `HOROVOD_CYCLE_TIME`: nothing waits for a cycle;",
+        "- `HOROVOD_DYNAMIC_PROCESS_SETS`: process sets may always come and go.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import logging
+import os
 import sys
 import threading
 import time
@@ -53,6 +55,8 @@ class ExitWatch:
     def __init__(self, describe: Callable[[], str], abort: Abort, on_normal_end: Callable[[], None]) -> None:
         self._describe, self._abort, self._on_normal_end = describe, abort, on_normal_end
         self.pending: tuple[int, int] | None = None  # identity and code of a sys.exit that has not been caught
+        self._armed = True
+        self._child_status = 0
         self._previous_hook = sys.excepthook
         self._sys_exit = sys.exit
 
@@ -64,6 +68,16 @@ class ExitWatch:
             if hasattr(builtins, name):
                 setattr(builtins, name, self._exit)
         atexit.register(self._at_exit)
+        # Before the interpreter waits for the program's threads, which may wait for an operation for ever.
+        # concurrent.futures uses the same private hook for the same reason; without it only atexit is left.
+        register = getattr(threading, "_register_atexit", None)
+        if register is not None:
+            register(self._end_if_failed)
+        os.register_at_fork(after_in_child=self.disarm)
+
+    def disarm(self) -> None:
+        """A child made by fork is no rank: however it ends, the job goes on."""
+        self._armed = False
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
@@ -79,11 +93,27 @@ class ExitWatch:
         raise _RecordedExit(self, code)  # not kept in a variable: the traceback would keep it alive through this frame
 
     def _at_exit(self) -> None:
+        self._end_if_failed()
+        if self._armed:
+            self._on_normal_end()
+        else:
+            self._leave_child()
+
+    def _leave_child(self) -> None:
+        """End a child made by fork here: what comes next is MPI_Finalize, which would wait for the other ranks."""
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            _flush(stream)
+        os._exit(self._child_status)
+
+    def _end_if_failed(self) -> None:
         if self.pending is not None:
             self._end(f"its program called sys.exit({self.pending[1]})", self.pending[1])
-        self._on_normal_end()
 
     def _end(self, cause: str, code: int) -> None:
+        if not self._armed:
+            self._child_status = code
+            return
         for stream in (sys.stdout, sys.stderr):
             _flush(stream)
         _say(f"hvdlite: {self._describe()} failed, so all ranks end now. Cause: {cause}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -138,6 +139,7 @@ def _watch_exits(rank: int, size: int, abort: Callable[[int], None]) -> None:
     if size > 1 and _Once.watch is None:
         _Once.watch = ExitWatch(describe, abort, _end_in_peace)
         _Once.watch.install()
+        os.register_at_fork(after_in_child=functools.partial(runtime.set_current, None))
 
 
 def _warn_of_binding(running: Runtime) -> None:
@@ -215,7 +217,11 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """
     running = runtime.current("hvd.add_process_set()")
     if not isinstance(process_set, ProcessSet):
-        process_set = ProcessSet(process_set)
+        try:
+            process_set = ProcessSet(process_set)
+        except InvalidRequestError as error:
+            running.refuse_process_set(str(error))
+            raise
     if process_set.mpi_comm is not None:
         raise NotImplementedError("a process set over an MPI communicator can only be given to hvd.init().")
     running.bind(process_set, running.add_process_set(process_set.ranks or []))

@@ -75,7 +75,7 @@ class Item(NamedTuple):
 def name_for(kind: Kind | str, name: str | None, process_set: ProcessSet) -> str:
     """Return `name`, or the next one for an operation without a name."""
     if name is not None:
-        return name
+        return name if isinstance(name, str) else str(name)  # scripts number their tensors
     kind = kind.value if isinstance(kind, Kind) else kind
     run = runtime.current(kind)
     return run.next_name(kind, process_set.process_set_id)
@@ -270,5 +270,9 @@ def _rows_for_each(name: str, source: Array, splits: Sequence[int] | None, size:
 
 
 def _group_identity(names: Sequence[str]) -> str:
-    """Return a text that is equal on two ranks if, and only if for practice, their groups have the same members."""
-    return f"{names[0]}#{len(names)}#{zlib.crc32(chr(0).join(names).encode()):08x}"
+    """Return a text that is equal on two ranks if, and only if for practice, their groups have the same members.
+
+    Up to the first "#" it is the group's name.
+    """
+    base = names[0].removesuffix(f"_1of{len(names)}").replace("#", "%")
+    return f"{base}#{len(names)}#{zlib.crc32(chr(0).join(names).encode()):08x}"

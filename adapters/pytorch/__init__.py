@@ -1,4 +1,4 @@
-"""hvdlite for PyTorch: `import hvdlite.torch as hvd`, and a script written for Horovod runs.
+"""hvdlite for PyTorch: `import hvdlite.torch as hvd`, and a CPU training script written for Horovod runs.
 
     hvd.init()
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -7,6 +7,8 @@
 
 The operations take and return tensors in host memory.
 """
+
+from typing import Any
 
 from hvdlite import (
     Adasum,
@@ -172,3 +174,12 @@ __all__ = [
     "synchronize",
     "UnsupportedDtypeError",
 ]
+
+# What scripts for Horovod may ask for, and is still to come. Asking answers no (`hasattr` is False).
+_LATER = ("SyncBatchNorm", "elastic", "sparse_allreduce_async", "start_timeline", "stop_timeline")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        raise AttributeError(f"hvd.{name} is not in this version of hvdlite; see README, 'What it is not, yet'.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

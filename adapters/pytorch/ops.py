@@ -279,6 +279,7 @@ def start_alltoall(tensor: torch.Tensor, splits: Any, name: str, process_set: Pr
 
 def names_of_group(kind: str, name: str | None, tensors: Tensors, process_set: ProcessSet) -> list[str]:
     """Return the names under which the members of a group travel."""
-    if isinstance(tensors, torch.Tensor) or not tensors:
-        raise InvalidRequestError(f"{kind}: expected a list of at least one tensor, got {tensors!r:.80}")
-    return group_names(name_for(kind, name, process_set), len(tensors))
+    base = name_for(kind, name, process_set)
+    if not isinstance(tensors, Sequence) or not tensors:
+        raise InvalidRequestError(f"{kind} {base!r}: expected a list of at least one tensor, got {tensors!r:.80}")
+    return group_names(base, len(tensors))

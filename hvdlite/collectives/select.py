@@ -27,6 +27,7 @@ from hvdlite.topology import Topology
 
 BACKENDS = ("local", "shared_memory", "tree", "ring", "mpi_native", "reference")
 SMALL_BYTES = 16 * 1024  # where log2(P) full-size steps stop beating 2 (P - 1) steps of 1/P
+_LEAST_AREA = 64  # bytes of a piece for each rank: one cache line
 PIECE_BYTES = 1024 * 1024
 
 
@@ -145,6 +146,7 @@ def make_backends(
         piece_bytes: how much of each rank's data is in shared memory at a time.
         chunk_bytes: how much the ring sends at a time.
     """
+    piece_bytes = max(piece_bytes, _LEAST_AREA * comm.size)
     if comm.size == 1:
         return Backends({"local": lambda: LocalBackend(comm, kernels)}, None)
     builders: dict[str, Callable[[], Backend]] = {

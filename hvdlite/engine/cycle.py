@@ -35,6 +35,7 @@ class Cycle:
 
     Args:
         on_process_set: does what an ADD_PROCESS_SET or REMOVE_PROCESS_SET asks, and returns the handle's value.
+        on_joined: called when all ranks have joined, before their calls return.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Cycle:
         kernels: Kernels,
         inbox: Inbox,
         on_process_set: Callable[[Response], Any],
+        on_joined: Callable[[], None],
         instrument: Instrument,
     ) -> None:
         self._comm, self._config, self._kernels, self._inbox = comm, config, kernels, inbox
@@ -57,7 +59,7 @@ class Cycle:
             chunk_bytes=config.ring_chunk,
         )
         self._warn_without_shared_memory()
-        self._on_process_set = on_process_set
+        self._on_process_set, self._on_joined = on_process_set, on_joined
         self._choose = functools.lru_cache(_CHOICES)(self._make_choice)  # most steps are like the one before
         self._run: dict[Kind, Callable[[FusionPlan], str]] = {
             Kind.ALLREDUCE: self._allreduce,
@@ -117,7 +119,7 @@ class Cycle:
         dtype, op = SUPPORTED[first.dtype], _wire_op(first.op)
         submissions, sources, targets = [], [], []
         for response in plan.responses:
-            submission = self._inbox.get(response.name)
+            submission = self._mine(response)
             if submission is None:
                 absent = self._absent(response, prod(response.shape))
                 sources.append(absent)
@@ -140,7 +142,7 @@ class Cycle:
             rows = split_rows(response.shape[0], self._comm.size)
             width = prod(response.shape[1:])
             counts.append([n * width for n in rows])
-            submission = self._inbox.get(response.name)
+            submission = self._mine(response)
             if submission is None:
                 sources.append(self._absent(response, prod(response.shape)))
                 targets.append(np.empty(counts[-1][self._comm.rank], dtype))
@@ -160,7 +162,7 @@ class Cycle:
         for response in plan.responses:
             width = prod(response.shape[1:])
             counts.append([n * width for n in response.sizes])
-            submission = self._inbox.get(response.name)
+            submission = self._mine(response)
             if submission is None:
                 sources.append(np.empty(0, dtype))
                 targets.append(np.empty(sum(counts[-1]), dtype))
@@ -178,7 +180,7 @@ class Cycle:
     def _broadcast(self, plan: FusionPlan) -> str:
         (response,) = plan.responses
         dtype = SUPPORTED[response.dtype]
-        submission = self._inbox.get(response.name)
+        submission = self._mine(response)
         if submission is None:
             array = np.empty(prod(response.shape), dtype)
         else:
@@ -194,7 +196,7 @@ class Cycle:
     def _alltoall(self, plan: FusionPlan) -> str:
         (response,) = plan.responses
         dtype, size = SUPPORTED[response.dtype], self._comm.size
-        submission = self._inbox.get(response.name)
+        submission = self._mine(response)
         rows = np.zeros(size, np.int64) if submission is None else np.array(submission.request.splits, np.int64)
         received = np.empty(size, np.int64)
         backend, _ = self._choose(Kind.ALLTOALL, 8 * size, received.dtype)
@@ -217,18 +219,25 @@ class Cycle:
     def _barrier(self, plan: FusionPlan) -> str:
         # Every rank has entered once the Verdict exists: that is what a barrier promises.
         for response in plan.responses:
-            if self._inbox.get(response.name) is not None:
+            if self._mine(response) is not None:
                 self._inbox.finish(response.name)
         return "negotiation is the barrier"
 
     def _join(self, plan: FusionPlan) -> str:
+        self._on_joined()
         self._inbox.finish(plan.responses[0].name, plan.responses[0].last_joined)
         return "every rank has joined"
 
     def _change_process_sets(self, plan: FusionPlan) -> str:
         (response,) = plan.responses
-        self._inbox.finish(response.name, self._on_process_set(response))
+        value = self._on_process_set(response)
+        if self._mine(response) is not None:
+            self._inbox.finish(response.name, value)
         return "process sets change in the order of the world's Verdicts"
+
+    def _mine(self, response: Response) -> Submission | None:
+        """Return what this rank has submitted for `response`: nothing if it takes part because it has joined."""
+        return None if self._comm.rank in response.joined else self._inbox.get(response.name)
 
     def _absent(self, response: Response, n: int) -> Array:
         """Return what this rank, which has joined, contributes: what changes nothing."""

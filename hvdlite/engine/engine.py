@@ -46,7 +46,7 @@ class Engine:
         comm: of the set's members; the engine owns and closes it.
         members: global rank of each set rank.
         kernels: used by the engine thread only.
-        on_process_set: see `Cycle`.
+        on_process_set, on_joined: see `Cycle`.
         on_failure: called on the engine thread when it cannot go on, after everything in flight has failed.
         what: what stops when this engine does, for messages.
     """
@@ -58,13 +58,14 @@ class Engine:
         config: Config,
         kernels: Kernels,
         on_process_set: Callable[[Response], Any],
+        on_joined: Callable[[], None],
         instrument: Instrument,
         on_failure: Callable[[BaseException], None],
         what: str = "hvdlite",
     ) -> None:
         self.comm, self.members, self.config, self.kernels = comm, tuple(members), config, kernels
         self._inbox = Inbox()
-        self._cycle = Cycle(comm, config, kernels, self._inbox, on_process_set, instrument)
+        self._cycle = Cycle(comm, config, kernels, self._inbox, on_process_set, on_joined, instrument)
         coordinator = None
         if comm.rank == 0:
             coordinator = Coordinator(members, config.cache_capacity, config.fusion_threshold, time.monotonic)

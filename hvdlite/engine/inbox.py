@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from hvdlite.buffers import Buffer
 from hvdlite.engine.handle import Handle
 from hvdlite.errors import DuplicateNameError
-from hvdlite.messages import Request
+from hvdlite.messages import Kind, Request
 
 # Returns the flat memory for a result of that shape, and what the caller gets for it.
 Allocate = Callable[[tuple[int, ...]], "tuple[NDArray[Any], Any]"]
 Site = tuple[str, int]
+_INSIDE = ("hvdlite", "torch.", "tensorflow.", "keras.", "contextlib")
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ class Inbox:
         self._new: list[Request] = []  # that nobody has been told of, in the order of submission
         self._in_flight: dict[str, Submission] = {}
         self._deferred: dict[str, deque[Submission]] = {}
+        self._joining: Submission | None = None  # waits until nothing is deferred
         self._closed: Callable[[Request], BaseException] | None = None
 
     def submit(self, submissions: Sequence[Submission]) -> None:
@@ -77,7 +79,9 @@ class Inbox:
             for submission in submissions:
                 submission.site, submission.since = site, now
                 name = submission.request.name
-                if name in self._in_flight:
+                if submission.request.kind is Kind.JOIN and self._deferred:
+                    self._joining = submission  # not before what was submitted before it
+                elif name in self._in_flight:
                     self._deferred.setdefault(name, deque()).append(submission)
                 else:
                     self._in_flight[name] = submission
@@ -118,6 +122,8 @@ class Inbox:
             self._closed = error
             waiting = list(self._in_flight.values())
             waiting += [s for queue in self._deferred.values() for s in queue]
+            waiting += [self._joining] if self._joining is not None else []
+            self._joining = None
             self._in_flight.clear()
             self._deferred.clear()
             self._new.clear()
@@ -143,6 +149,10 @@ class Inbox:
                     del self._deferred[name]
                 self._in_flight[name] = following
                 self._new.append(following.request)
+            if self._joining is not None and not self._deferred:
+                joining, self._joining = self._joining, None
+                self._in_flight[joining.request.name] = joining
+                self._new.append(joining.request)
         return submission
 
     def _refuse_duplicates(self, submissions: Sequence[Submission]) -> None:
@@ -151,6 +161,7 @@ class Inbox:
             request = submission.request
             rivals = [self._in_flight[request.name]] if request.name in self._in_flight else []
             rivals += self._deferred.get(request.name, ())
+            rivals += [self._joining] if self._joining is not None else []
             for rival in rivals:
                 if rival.request.kind is request.kind:
                     raise DuplicateNameError(request.name, rival.where)
@@ -160,8 +171,8 @@ class Inbox:
 
 
 def call_site() -> Site:
-    """Return file and line of the nearest caller outside hvdlite."""
+    """Return file and line of the nearest caller outside hvdlite and the frameworks that call its hooks."""
     frame = sys._getframe(1)
-    while frame.f_globals.get("__name__", "").startswith("hvdlite") and frame.f_back is not None:
+    while frame.f_globals.get("__name__", "").startswith(_INSIDE) and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno

@@ -76,6 +76,7 @@ class Coordinator:
     def decide(self) -> Verdict | None:
         """Return what has become ready since the last call, or None if nothing has."""
         verdict = Verdict(fusion_threshold=self._fusion_threshold)
+        self._refuse_split_groups()
         complete = self.ledger.take_complete()
         answers = self._refuse_whole_groups([(entry, self._answer(entry)) for entry in complete])
         for entry, answer in answers:
@@ -92,8 +93,18 @@ class Coordinator:
             verdict.shutdown = f"rank {self.members[rank]} {reason}"
         return verdict if verdict.entries or verdict.evicted or verdict.shutdown else None
 
+    def _refuse_split_groups(self) -> None:
+        """Where the ranks put different members into a group of one name, its members would wait for ever."""
+        for sides in self.ledger.take_split_groups():
+            by_value = {f"{group.split('#')[1]} tensors": ranks for group, ranks in sides.items()}
+            if len(by_value) < len(sides):  # equally many, but others
+                by_value = {f"group {group}": ranks for group, ranks in sides.items()}
+            on_ranks = {text: [self.members[rank] for rank in ranks] for text, ranks in by_value.items()}
+            for name in self.ledger.names_in_groups(sides):
+                self.refuse(name, Refusal("mismatch", name, "group", on_ranks, "Every rank must give the same list."))
+
     def _answer(self, entry: Entry) -> int | Response:
-        joined = self.ledger.joined
+        joined = [rank for rank in self.ledger.joined if rank not in entry.requests]
         if len(entry.ids) == 1 and not joined:
             (cache_id,) = entry.ids
             if cache_id is not None:

@@ -39,6 +39,8 @@ class Ledger:
         self._joined: dict[int, None] = {}  # in order of joining
         self._complete: deque[Entry] = deque()
         self._groups: dict[str, dict[str, Entry]] = {}  # complete members, by name, that wait for the others
+        self._sides: dict[str, dict[int, str]] = {}  # which group each rank means, by the group's name
+        self._split: list[str] = []
 
     @property
     def joined(self) -> list[int]:
@@ -72,6 +74,8 @@ class Ledger:
             return
         entry.requests[rank] = request
         entry.ids.add(cache_id)
+        if request.group:
+            self._note_side(rank, request.group)
         self._settle(request.name, entry)
 
     def take_complete(self) -> list[Entry]:
@@ -96,6 +100,25 @@ class Ledger:
     def names_in_groups(self, groups: Container[str]) -> list[str]:
         """Return the incomplete names that some rank submitted as a member of one of `groups`."""
         return [n for n, e in self._open.items() if any(r.group in groups for r in e.requests.values())]
+
+    def take_split_groups(self) -> list[dict[str, list[int]]]:
+        """Return, once, each group whose members all ranks have submitted, but not the same: identity -> set ranks."""
+        split, self._split = self._split, []
+        found = []
+        for base in split:
+            sides: dict[str, list[int]] = {}
+            for rank, group in self._sides.pop(base, {}).items():
+                sides.setdefault(group, []).append(rank)
+            found.append(sides)
+        return found
+
+    def _note_side(self, rank: int, group: str) -> None:
+        base = group.partition("#")[0]
+        sides = self._sides.setdefault(base, {})
+        known = sides.get(rank)
+        sides[rank] = group
+        if known is None and len(sides) == self._size and len(set(sides.values())) > 1:
+            self._split.append(base)
 
     def _join(self, rank: int) -> None:
         self._joined[rank] = None
@@ -124,4 +147,5 @@ class Ledger:
         members = self._groups.setdefault(request.group, {})
         members[request.name] = entry
         if len(members) >= request.group_size:
+            self._sides.pop(request.group.partition("#")[0], None)
             self._complete.extend(self._groups.pop(request.group).values())

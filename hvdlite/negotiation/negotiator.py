@@ -106,7 +106,9 @@ class Negotiator:
         cache = self._cache
         responses = []
         for response in [cache.response(e) if isinstance(e, int) else e for e in verdict.entries]:
-            if response.refusal is not None and self._comm.rank in response.joined:
+            if self._comm.rank in response.joined:  # what this rank has announced under that name is another call
+                if response.refusal is None:
+                    responses.append(response)
                 continue
             said = self._answered(response.name)
             if said is None or not said.request.problem:

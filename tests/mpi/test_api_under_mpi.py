@@ -74,11 +74,12 @@ CAUSES = {
     "raise": "RuntimeError: out of luck",
     "exit": "its program called sys.exit(5)",
     "exit with text": "its program called sys.exit(1)",
+    "exit, with a thread waiting": "its program called sys.exit(5)",
     "argparse": "its program called sys.exit(2)",
     "interrupt": "KeyboardInterrupt",
     "interrupt while waiting": "KeyboardInterrupt",
 }
-CODES = {"exit": 5, "argparse": 2, "interrupt": 130, "interrupt while waiting": 130}
+CODES = {"exit": 5, "exit, with a thread waiting": 5, "argparse": 2, "interrupt": 130, "interrupt while waiting": 130}
 ENDED_BY_MPI = ["os._exit", "kill"]
 
 
@@ -233,3 +234,43 @@ def test_without_shared_memory_it_says_so_and_goes_on(mpi):
     ended = mpi.run(2, "-c", program, env={"HVDLITE_SHARED_MEMORY_DIR": "/nowhere"}).check()
     assert ended.out.count("[1.0, 3.0, 5.0, 7.0, 9.0]") == 2
     assert ended.err.count("no shared memory: '/nowhere' is missing") == 1
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit(3)", "raise RuntimeError", "pass"])
+def test_a_forked_child_that_ends_does_not_disturb_the_job(mpi, end):
+    program = (
+        "import os, sys, numpy as np, hvdlite as hvd\n"
+        "hvd.init()\n"
+        "hvd.allreduce(np.ones(2), name='before')\n"
+        f"child = os.fork() if hvd.rank() == 1 else None\n"
+        "if child == 0:\n"
+        f"    {end}\n"
+        "else:\n"
+        "    if child: os.waitpid(child, 0)\n"
+        "    print('sum', hvd.allreduce(np.ones(2), op=hvd.Sum, name='after').tolist())\n"
+    )
+    ended = mpi.run(2, "-W", "ignore", "-c", program, timeout=20).check()
+    assert ended.out.count("sum [2.0, 2.0]") == 2
+    assert "hvdlite:" not in ended.err
+
+
+def test_a_forked_child_is_no_rank(mpi):
+    program = (
+        "import os, numpy as np, hvdlite as hvd\n"
+        "hvd.init()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try: hvd.allreduce(np.ones(2))\n"
+        "    except hvd.NotInitializedError as error: print(f'heard: {error}', flush=True)\n"
+        "    os._exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "hvd.barrier()\n"
+    )
+    ended = mpi.run(2, "-W", "ignore", "-c", program, timeout=20).check()
+    assert ended.out.count("heard: allreduce: hvdlite has not been initialized") == 2
+
+
+def test_a_tiny_piece_of_shared_memory_is_enough(mpi):
+    program = "import numpy as np, hvdlite as hvd; hvd.init(); print(hvd.allreduce(np.arange(99.0), op=hvd.Sum).sum())"
+    ended = mpi.run(3, "-c", program, env={"HVDLITE_SHARED_MEMORY_PIECE": "1"}).check()
+    assert ended.out.count(str(3 * 99 * 98 / 2)) == 3

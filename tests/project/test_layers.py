@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import re
+
 # Lowest first. A module imports from lower layers and from its own unit (a tuple is one unit), nothing else.
 # fmt: off
 LAYERS: list[list[str | tuple[str, ...]]] = [
     [("errors", "dtypes", "config", "topology", "_version")],
-    ["comm", ("kernels", "halves"), "buffers", "gpu", "messages", "observe.log"],
-    ["negotiation", "fusion", "collectives", "tuning.search", "observe.instrument"],
-    ["engine", "tuning.tuner", "observe.timeline", "observe.metrics"],
+    ["comm", ("kernels", "halves"), "buffers", "messages", "observe.log"],
+    ["negotiation", "fusion", "collectives", "observe.instrument"],
+    ["engine"],
     [(
         "",  # hvdlite/__init__.py
         "api", "arrays", "exits", "lifecycle", "lowlevel", "objects", "process_set", "queries", "runtime",
-        "elastic", "testing", "bench",
+        "testing",
     )],
 ]
 # fmt: on
-NEUTRAL = {"observe", "tuning"}  # packages over several layers; their __init__ holds nothing
+NEUTRAL = {"observe"}  # packages over several layers; their __init__ holds nothing
 
 # Not part of the tower: they see a narrow door of it.
 DOORS = {
     "launch": {"errors", "config", "_version", "comm.mpi_env"},  # the last is pure
     "torch": {"", "lowlevel"},
-    "tensorflow": {"", "lowlevel"},
-    "keras": {"", "lowlevel", "tensorflow"},
 }
 
 FRAMEWORKS = {"torch", "tensorflow", "keras", "tf_keras", "jax"}
@@ -61,6 +61,23 @@ def test_every_module_has_a_place(sources):
     assert not lost, "add them to the table of this file and of docs/design/overview.md"
 
 
+def test_the_table_names_only_modules_that_exist(sources):
+    names = {short(source.module) for source in sources}
+    members = {name for units in LAYERS for unit in units for name in ((unit,) if isinstance(unit, str) else unit)}
+    assert not (members | NEUTRAL | set(DOORS) | {name for seen in DOORS.values() for name in seen}) - names
+
+
+def test_the_page_on_the_design_names_only_modules_that_exist(root, sources):
+    page = (root / "docs/design/overview.md").read_text()
+    rows = [line for line in page.splitlines() if re.match(r"\| [0-5] \|", line)]
+    named = {name for row in rows for name in re.findall(r"`([a-z_.]+)`", row)}
+    known = {name for source in sources for name in (source.module, short(source.module))}
+    assert len(rows) == len(LAYERS) + 1
+    assert not named - known
+    paths = set(re.findall(r"`?((?:hvdlite|launch|adapters|comm|tests)/[a-z_./]*)", page))
+    assert not [path for path in paths if not ((root / path).exists() or (root / "hvdlite" / path).exists())]
+
+
 def test_imports_point_down(sources):
     modules = {source.module for source in sources}
     wrong = []
@@ -93,6 +110,6 @@ def test_the_core_knows_no_framework(sources):
         f"{source.at(node)}: imports {name}"
         for source in sources
         for node, name in source.imports()
-        if name.split(".")[0] in FRAMEWORKS and short(source.module).split(".")[0] not in {*DOORS, "bench"}
+        if name.split(".")[0] in FRAMEWORKS and short(source.module).split(".")[0] not in DOORS
     ]
     assert not wrong, "\n".join(wrong)

@@ -172,3 +172,41 @@ def test_a_tensor_may_be_called_join(on_ranks, name):
         return result, float(hvd.allreduce(1.0, op=hvd.Sum, name=name))
 
     assert on_ranks(2, body) == [(3.0, 2.0), (None, 2.0)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_process_sets_change_while_a_rank_has_joined(on_ranks, size):
+    def body(rank):
+        if rank == 1:
+            hvd.join()
+            return None
+        made = hvd.add_process_set([0])
+        removed = hvd.remove_process_set(made)
+        hvd.join()
+        return removed
+
+    assert on_ranks(size, body) == [None if rank == 1 else True for rank in range(size)]
+
+
+def test_what_waits_for_its_name_comes_before_the_join(on_ranks):
+    def body(rank):
+        first = hvd.allreduce_async(np.full(4, rank + 1.0), op=hvd.Sum, name="x")
+        second = hvd.allgather_async(np.full(3, float(rank)), name="x")
+        if rank == 1:
+            hvd.join()
+            return first.wait().tolist(), second.wait().tolist()
+        results = first.wait().tolist(), second.wait().tolist()
+        hvd.join()
+        return results
+
+    assert on_ranks(2, body) == [([3.0] * 4, [0.0] * 3 + [1.0] * 3)] * 2
+
+
+def test_calls_without_a_name_meet_again_after_uneven_loops_and_a_join(on_ranks):
+    def body(rank):
+        for _ in range(2 + rank):
+            hvd.allreduce(np.ones(1))
+        hvd.join()
+        return hvd.allreduce(np.array([rank + 1.0]), op=hvd.Sum).item()
+
+    assert on_ranks(3, body) == [6.0] * 3

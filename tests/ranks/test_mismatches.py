@@ -296,7 +296,23 @@ def test_any_text_is_a_name(on_ranks, name):
 def test_a_group_needs_tensors(on_ranks):
     def body(rank):
         for call in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
-            with pytest.raises(hvd.InvalidRequestError, match="empty"):
+            with pytest.raises(hvd.InvalidRequestError, match=r"expected a list of at least one tensor, got \[\]"):
                 call([])
 
     on_ranks(2, body)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_groups_of_different_length_raise_on_all_ranks(on_ranks, size):
+    def body(rank):
+        with pytest.raises(hvd.MismatchError, match="3 tensors on rank 1") as caught:
+            hvd.grouped_allreduce([np.ones(2)] * (3 if rank == 1 else 2), name="g")
+        assert "2 tensors on rank" in str(caught.value)
+        return hvd.grouped_allreduce([np.ones(1)] * 2, op=hvd.Sum, name="g")[1].item()
+
+    assert on_ranks(size, body, timeout=10) == [size] * size
+
+
+@pytest.mark.parametrize("name", [np.int64(3), 5, b"a", ("a", 1), ["a"]])
+def test_a_name_may_be_anything_that_has_a_text(on_ranks, name):
+    assert on_ranks(2, lambda rank: hvd.allreduce(np.ones(1), op=hvd.Sum, name=name).item()) == [2, 2]

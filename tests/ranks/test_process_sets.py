@@ -390,3 +390,13 @@ def test_a_set_of_one_rank_needs_nobody(on_ranks):
         assert hvd.join(process_set=alone) == rank
 
     on_ranks(2, body)
+
+
+@pytest.mark.parametrize("ranks", [["a"], [0, None], [0.5], 3])
+def test_ranks_that_are_none_on_one_rank_raise_on_all(on_ranks, ranks):
+    def body(rank):
+        with pytest.raises(hvd.InvalidRequestError):
+            hvd.add_process_set(ranks if rank == 1 else [0, 1])
+        return hvd.add_process_set([0, 1]).process_set_id
+
+    assert on_ranks(3, body, timeout=10) == [1, 1, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -24,6 +25,9 @@ def fail(way: str) -> None:
         import argparse
 
         argparse.ArgumentParser(prog="train").parse_args(["--no-such-option"])
+    if way == "exit, with a thread waiting":
+        threading.Thread(target=hvd.allreduce, args=(np.ones(3),), kwargs={"name": "of this thread only"}).start()
+        sys.exit(5)
     if way == "os._exit":
         os._exit(3)
     if way == "kill":

@@ -1,0 +1,29 @@
+"""Names of Horovod that are still to come say so, and are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hvdlite.torch as hvd
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+LATER = ["SyncBatchNorm", "elastic", "sparse_allreduce_async", "start_timeline", "stop_timeline"]
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_later_name_says_that_it_is_not_there_yet(name):
+    with pytest.raises(AttributeError, match=rf"hvd\.{name} is not in this version of hvdlite; see README"):
+        getattr(hvd, name)
+    assert not hasattr(hvd, name)
+    assert name not in hvd.__all__
+
+
+def test_an_unknown_name_is_told_as_python_does():
+    with pytest.raises(AttributeError, match=r"module 'hvdlite\.torch' has no attribute 'all_reduce'"):
+        _ = hvd.all_reduce
+
+
+def test_the_section_that_messages_name_exists():
+    assert "## What it is not, yet" in README.read_text().splitlines()
