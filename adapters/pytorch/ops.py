@@ -55,8 +55,11 @@ def reduction_for(
     process_set: ProcessSet,
 ) -> Reduction:
     """Return what the arguments of a call mean together. If that is nothing, the other ranks hear of it, too."""
-    with refusing(kind, names, process_set):
+    try:
         return Reduction(resolve_op(op, average), prescale, postscale, process_set)
+    except InvalidRequestError:
+        with refusing(kind, names, process_set):
+            raise
 
 
 # Reductions

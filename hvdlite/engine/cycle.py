@@ -50,7 +50,7 @@ class Cycle:
     ) -> None:
         self._comm, self._config, self._kernels, self._inbox = comm, config, kernels, inbox
         self._instrument = instrument
-        self.last_finished = "nothing yet"
+        self._last: Response | None = None
         self._backends = make_backends(
             comm,
             kernels,
@@ -95,8 +95,13 @@ class Cycle:
         for plan in plan_fusion(agreed, fusion_threshold, groups_apart=self._config.disable_group_fusion):
             started = time.perf_counter()
             reason = self._run[plan.kind](plan)
-            self.last_finished = f"{plan.kind.value} {plan.responses[-1].name!r}"
+            self._last = plan.responses[-1]
             self._instrument.operation(Operation(plan.kind, plan.responses, plan.nbytes, reason, started))
+
+    @property
+    def last_finished(self) -> str:
+        """What ran last here, for a stall warning."""
+        return "nothing yet" if self._last is None else f"{self._last.kind.value} {self._last.name!r}"
 
     def close(self) -> None:
         """Give memory back. Collective."""
