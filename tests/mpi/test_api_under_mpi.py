@@ -247,7 +247,7 @@ def test_a_forked_child_that_ends_does_not_disturb_the_job(mpi, end):
         f"    {end}\n"
         "else:\n"
         "    if child: os.waitpid(child, 0)\n"
-        "    print('sum', hvd.allreduce(np.ones(2), op=hvd.Sum, name='after').tolist())\n"
+        "    print('sum %s' % hvd.allreduce(np.ones(2), op=hvd.Sum, name='after').tolist())\n"
     )
     ended = mpi.run(2, "-W", "ignore", "-c", program, timeout=20).check()
     assert ended.out.count("sum [2.0, 2.0]") == 2
