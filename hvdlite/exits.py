@@ -137,4 +137,5 @@ def _flush(stream: Any) -> None:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(text + "\n")  # in one piece: what other ranks write at the same time stays outside the line
+        sys.stderr.flush()
