@@ -60,7 +60,15 @@ from hvdlite.errors import (
     StallError,
     UnsupportedDtypeError,
 )
-from hvdlite.lifecycle import add_process_set, init, is_initialized, remove_process_set, shutdown
+from hvdlite.lifecycle import (
+    add_process_set,
+    init,
+    is_initialized,
+    remove_process_set,
+    shutdown,
+    start_timeline,
+    stop_timeline,
+)
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.process_set import ProcessSet, global_process_set
 from hvdlite.queries import (
@@ -156,6 +164,8 @@ __all__ = [
     "ShutdownError",
     "size",
     "StallError",
+    "start_timeline",
+    "stop_timeline",
     "Sum",
     "synchronize",
     "UnsupportedDtypeError",

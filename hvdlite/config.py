@@ -164,6 +164,17 @@ class Config:
     # What is told.
     log_level: str = knob("warning", LEVELS, "least level that is logged", shared=False, horovod="LOG_LEVEL")
     log_hide_time: bool = knob(False, FLAG, "log lines without the time", shared=False, horovod="LOG_HIDE_TIME")
+    timeline: str = knob(
+        "",
+        TEXT,
+        "file to record the timeline in; with {rank} in its name one per rank, else of rank 0 only; DYNAMIC: none yet",
+        shared=False,
+        horovod="TIMELINE",
+    )
+    timeline_mark_cycles: bool = knob(
+        False, FLAG, "mark in the timeline when ranks agree on what runs next", shared=False,
+        horovod="TIMELINE_MARK_CYCLES",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for name, one in _knobs():
@@ -288,7 +299,7 @@ def settings_reference() -> str:
         "Of Horovod's names only those in the last column are aliases, and `HOROVOD_STALL_CHECK_DISABLE=1`, which is",
         "`HVDLITE_STALL_WARNING=0`. All other `HOROVOD_` names are ignored without a message, among them",
         "",
-        "- `HOROVOD_TIMELINE` and `HOROVOD_AUTOTUNE`: there is neither a timeline nor autotuning yet;",
+        "- `HOROVOD_AUTOTUNE`: there is no autotuning yet;",
         "- `HOROVOD_CYCLE_TIME`: nothing waits for a cycle;",
         "- `HOROVOD_DYNAMIC_PROCESS_SETS`: process sets may always come and go.",
     ]

@@ -1,4 +1,4 @@
-"""init() and shutdown(): from an environment to a running Runtime, and back."""
+"""init() and shutdown(): from an environment to a running Runtime, and back. Also what changes while it runs."""
 
 from __future__ import annotations
 
@@ -74,8 +74,9 @@ def is_initialized() -> bool:
 
 def _start(comm: Any) -> None:
     config, problem = _settings()
+    timeline = runtime.timeline()  # first made before the watch of exits, so that it is closed after it
     world = runtime.thread_transport() or _transport(comm, config)
-    started = Runtime(world, config, problem)
+    started = Runtime(world, config, problem, timeline)
     runtime.set_current(started)
     global_process_set.ranks = list(range(started.size))
     global_process_set.mpi_comm = comm if hasattr(comm, "Get_group") else None
@@ -243,6 +244,32 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     removed = running.remove_process_set(set_id)
     running.unbind(set_id)
     return removed
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Record into `file_path` from now on what hvdlite does when, as a Chrome trace. Not collective.
+
+    Rank 0 writes the file, and on the other ranks this does nothing; where the name contains `{rank}`, each rank that
+    calls this writes one. A file that was being written is ended; giving its name again changes `mark_cycles` only. If
+    the file cannot be written, one warning says so, and training goes on.
+
+    Args:
+        file_path: is emptied if it exists.
+        mark_cycles: mark the moments at which the ranks have agreed on what runs next.
+    """
+    running = runtime.current("hvd.start_timeline()")
+    path = file_path if isinstance(file_path, str) else getattr(file_path, "__fspath__", lambda: None)()
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise InvalidRequestError(f"start_timeline(file_path={file_path!r}): expected the name of a file.")
+    running.timeline.start(path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the file that `start_timeline()` or `HVDLITE_TIMELINE` began. Not collective.
+
+    What ran before is in it. Where nothing is being recorded, this only logs that (level info).
+    """
+    runtime.current("hvd.stop_timeline()").timeline.stop()
 
 
 class _no_lock:

@@ -6,6 +6,7 @@ this process, or of this thread where threads play the ranks (tests).
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import threading
@@ -36,6 +37,7 @@ from hvdlite.kernels import Kernels
 from hvdlite.messages import Kind, Request, Response
 from hvdlite.observe import log
 from hvdlite.observe.instrument import LastReasons
+from hvdlite.observe.timeline import Timeline
 
 WORLD = 0  # id of the set of all ranks
 
@@ -56,12 +58,15 @@ class Runtime:
         world: all ranks.
         config: of this process; checked to agree with the other ranks'.
         problem: why this process has no valid config; then no rank starts.
+        timeline: what its engines report to; it may outlive this.
     """
 
-    def __init__(self, world: Communicator, config: Config, problem: str = "") -> None:
+    def __init__(
+        self, world: Communicator, config: Config, problem: str = "", timeline: Timeline | None = None
+    ) -> None:
         self.config, self.topology = config, world.topology
         self.rank, self.size = world.rank, world.size
-        self.reasons = LastReasons()
+        self.reasons, self.timeline = LastReasons(), timeline or Timeline()
         self._world = world
         self._sets: dict[int, _Registered] = {}
         self._bound: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -71,6 +76,7 @@ class Runtime:
         self._custom_kernels: list[tuple[Any, ...]] = []
         log.configure(self.rank, config)
         _check_peers(world, config, problem)
+        self.timeline.attach(self.rank, config)
         everyone = world.create(range(world.size))
         assert everyone is not None
         self._sets[WORLD] = _Registered(tuple(range(world.size)), self._start_engine(everyone, WORLD))
@@ -80,6 +86,10 @@ class Runtime:
     def members_of(self, set_id: int) -> tuple[int, ...]:
         """Return the global ranks of a registered set, ascending."""
         return self._lookup(set_id).ranks
+
+    def ranks_by_id(self) -> dict[int, list[int]]:
+        """Return the global ranks of every registered set."""
+        return {set_id: list(found.ranks) for set_id, found in self._sets.items()}
 
     def engine_of(self, set_id: int | None) -> Engine:
         """Return the engine that serves a set on this rank.
@@ -150,6 +160,7 @@ class Runtime:
             if engine is not None:
                 engine.stop(reason)
         self.unbind()
+        self.timeline.flush()
         log.unconfigure()
 
     def abort(self, code: int) -> None:
@@ -227,10 +238,13 @@ class Runtime:
         for arguments in self._custom_kernels:
             kernels.register(*arguments)
         what = "hvdlite" if set_id == WORLD else f"process set {set_id}"
+        members = tuple(members or range(comm.size))
+        label = "" if set_id == WORLD else f"{what}, {describe_ranks(members)}"
+        instrument = self.timeline.ear_of(label, members, comm.rank, self.reasons)
         on_joined = functools.partial(self._forget_names, set_id)
         engine = Engine(
-            comm, members or range(comm.size), self.config, kernels,
-            self._on_process_set, on_joined, self.reasons, self._on_engine_failure, what,
+            comm, members, self.config, kernels,
+            self._on_process_set, on_joined, instrument, self._on_engine_failure, what,
         )  # fmt: skip
         engine.start()
         return engine
@@ -273,10 +287,12 @@ def _check_peers(world: Communicator, config: Config, problem: str) -> None:
 class _ThreadState(threading.local):
     transport: Communicator | None = None
     runtime: Runtime | None = None
+    timeline: Timeline | None = None
 
 
 class _State:
     runtime: Runtime | None = None
+    timeline: Timeline | None = None
 
 
 _process = _State()
@@ -308,14 +324,25 @@ def set_current(runtime: Runtime | None) -> None:
         _process.runtime = runtime
 
 
+def timeline() -> Timeline:
+    """Return the timeline, which goes on over `shutdown()` and the next `init()`."""
+    state = _process if _thread.transport is None else _thread
+    if state.timeline is None:
+        state.timeline = Timeline()
+        if state is _process:
+            atexit.register(state.timeline.close)
+    return state.timeline
+
+
 @contextmanager
 def as_rank(transport: Communicator) -> Iterator[None]:
     """Let this thread play the rank of `transport`: `init()` inside starts a runtime of its own."""
-    previous = _thread.transport, _thread.runtime
-    _thread.transport, _thread.runtime = transport, None
+    previous = _thread.transport, _thread.runtime, _thread.timeline
+    _thread.transport, _thread.runtime, _thread.timeline = transport, None, None
     try:
         yield
         if _thread.runtime is not None:
             _thread.runtime.stop("its program ended")
     finally:
-        _thread.transport, _thread.runtime = previous
+        timeline().close()
+        _thread.transport, _thread.runtime, _thread.timeline = previous

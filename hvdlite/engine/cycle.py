@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,14 @@ from hvdlite.observe.instrument import Instrument, Operation
 from hvdlite.observe.log import get_logger
 
 Array = NDArray[Any]
+
+
+class _Way(NamedTuple):
+    """How a collective is run, why so, and what the timeline calls it."""
+
+    backend: Backend
+    reason: str
+    activity: str
 
 
 class Cycle:
@@ -51,6 +59,7 @@ class Cycle:
         self._comm, self._config, self._kernels, self._inbox = comm, config, kernels, inbox
         self._instrument = instrument
         self._last: Response | None = None
+        self._started = 0.0  # of what runs
         self._backends = make_backends(
             comm,
             kernels,
@@ -61,7 +70,7 @@ class Cycle:
         self._warn_without_shared_memory()
         self._on_process_set, self._on_joined = on_process_set, on_joined
         self._choose = functools.lru_cache(_CHOICES)(self._make_choice)  # most steps are like the one before
-        self._run: dict[Kind, Callable[[FusionPlan], str]] = {
+        self._run: dict[Kind, Callable[[FusionPlan], None]] = {
             Kind.ALLREDUCE: self._allreduce,
             Kind.REDUCESCATTER: self._reducescatter,
             Kind.ALLGATHER: self._allgather,
@@ -93,10 +102,9 @@ class Cycle:
             else:
                 self._inbox.fail(response.name, response.refusal.exception())
         for plan in plan_fusion(agreed, fusion_threshold, groups_apart=self._config.disable_group_fusion):
-            started = time.perf_counter()
-            reason = self._run[plan.kind](plan)
-            self._last = plan.responses[-1]
-            self._instrument.operation(Operation(plan.kind, plan.responses, plan.nbytes, reason, started))
+            self._started = time.perf_counter()
+            self._instrument.began(plan.responses)
+            self._run[plan.kind](plan)
 
     @property
     def last_finished(self) -> str:
@@ -107,9 +115,7 @@ class Cycle:
         """Give memory back. Collective."""
         self._backends.close()
 
-    def _make_choice(
-        self, kind: Kind, nbytes: int, dtype: np.dtype[Any], op: ReduceOp | None = None
-    ) -> tuple[Backend, str]:
+    def _make_choice(self, kind: Kind, nbytes: int, dtype: np.dtype[Any], op: ReduceOp | None = None) -> _Way:
         choice = choose(
             kind.value, nbytes, dtype, op, self._comm.topology,
             shared_memory_available=self._backends.shared_memory_available,
@@ -117,9 +123,10 @@ class Cycle:
             forced=self._config.backend,
             small_bytes=self._config.small_message,
         )  # fmt: skip
-        return self._backends[choice.backend], choice.reason
+        activity = f"{choice.backend}_{'adasum_' if op is ReduceOp.ADASUM else ''}{kind.value}".upper()
+        return _Way(self._backends[choice.backend], choice.reason, activity)
 
-    def _allreduce(self, plan: FusionPlan) -> str:
+    def _allreduce(self, plan: FusionPlan) -> None:
         first = plan.responses[0]
         dtype, op = SUPPORTED[first.dtype], _wire_op(first.op)
         submissions, sources, targets = [], [], []
@@ -134,12 +141,12 @@ class Cycle:
                 submissions.append(submission)
                 sources.append(submission.source.host())
                 targets.append(submission.target.host())
-        backend, reason = self._choose(first.kind, plan.nbytes, dtype, op)
-        backend.allreduce(sources, targets, op, first.prescale, _finish(first, dtype, self._comm.size))
-        self._hand_over(submissions)
-        return reason
+        way = self._choose(first.kind, plan.nbytes, dtype, op)
+        self._instrument.activity(way.activity)
+        way.backend.allreduce(sources, targets, op, first.prescale, _finish(first, dtype, self._comm.size))
+        self._hand_over(plan, way.reason, submissions)
 
-    def _reducescatter(self, plan: FusionPlan) -> str:
+    def _reducescatter(self, plan: FusionPlan) -> None:
         first = plan.responses[0]
         dtype, op = SUPPORTED[first.dtype], _wire_op(first.op)
         submissions, sources, targets, counts = [], [], [], []
@@ -156,13 +163,14 @@ class Cycle:
                 submissions.append(submission)
                 sources.append(submission.source.host())
                 targets.append(submission.target.host())
-        backend, reason = self._choose(first.kind, plan.nbytes, dtype, op)
-        backend.reducescatter(sources, counts, targets, op, first.prescale, _finish(first, dtype, self._comm.size))
-        self._hand_over(submissions)
-        return reason
+        way = self._choose(first.kind, plan.nbytes, dtype, op)
+        self._instrument.activity(way.activity)
+        way.backend.reducescatter(sources, counts, targets, op, first.prescale, _finish(first, dtype, self._comm.size))
+        self._hand_over(plan, way.reason, submissions)
 
-    def _allgather(self, plan: FusionPlan) -> str:
+    def _allgather(self, plan: FusionPlan) -> None:
         dtype = SUPPORTED[plan.responses[0].dtype]
+        self._instrument.activity("ALLOCATE_OUTPUT")
         submissions, sources, targets, counts = [], [], [], []
         for response in plan.responses:
             width = prod(response.shape[1:])
@@ -177,12 +185,12 @@ class Cycle:
                 sources.append(submission.source.host())
                 target, submission.value = submission.allocate((sum(response.sizes), *response.shape[1:]))
                 targets.append(target)
-        backend, reason = self._choose(Kind.ALLGATHER, plan.nbytes, dtype)
-        backend.allgather(sources, counts, targets)
-        self._hand_over(submissions)
-        return reason
+        way = self._choose(Kind.ALLGATHER, plan.nbytes, dtype)
+        self._instrument.activity(way.activity)
+        way.backend.allgather(sources, counts, targets)
+        self._hand_over(plan, way.reason, submissions)
 
-    def _broadcast(self, plan: FusionPlan) -> str:
+    def _broadcast(self, plan: FusionPlan) -> None:
         (response,) = plan.responses
         dtype = SUPPORTED[response.dtype]
         submission = self._mine(response)
@@ -193,19 +201,19 @@ class Cycle:
             array = submission.target.host()
             if response.root == self._comm.rank and submission.source is not submission.target:
                 np.copyto(array, submission.source.host())
-        backend, reason = self._choose(Kind.BROADCAST, plan.nbytes, dtype)
-        backend.broadcast(array, response.root)
-        self._hand_over([submission] if submission else [])
-        return reason
+        way = self._choose(Kind.BROADCAST, plan.nbytes, dtype)
+        self._instrument.activity(way.activity)
+        way.backend.broadcast(array, response.root)
+        self._hand_over(plan, way.reason, [submission] if submission else [])
 
-    def _alltoall(self, plan: FusionPlan) -> str:
+    def _alltoall(self, plan: FusionPlan) -> None:
         (response,) = plan.responses
         dtype, size = SUPPORTED[response.dtype], self._comm.size
         submission = self._mine(response)
         rows = np.zeros(size, np.int64) if submission is None else np.array(submission.request.splits, np.int64)
         received = np.empty(size, np.int64)
-        backend, _ = self._choose(Kind.ALLTOALL, 8 * size, received.dtype)
-        backend.alltoall(rows, [1] * size, received, [1] * size)
+        exchange = self._choose(Kind.ALLTOALL, 8 * size, received.dtype).backend
+        exchange.alltoall(rows, [1] * size, received, [1] * size)
         width, shape = prod(response.shape[1:]), (int(received.sum()), *response.shape[1:])
         if submission is None:
             source, target = np.empty(0, dtype), np.empty(prod(shape), dtype)
@@ -215,30 +223,28 @@ class Cycle:
             target, value = submission.allocate(shape)
             submission.value = (value, received)
         # The sizes of one rank say nothing about the others', so all choose by what they agreed on: the dtype.
-        backend, reason = self._choose(Kind.ALLTOALL, _LARGE, dtype)
+        way = self._choose(Kind.ALLTOALL, _LARGE, dtype)
+        self._instrument.activity(way.activity)
         sent = [int(n) * width for n in rows]
-        backend.alltoall(source[: sum(sent)], sent, target, [int(n) * width for n in received])
-        self._hand_over([submission] if submission else [])
-        return reason
+        way.backend.alltoall(source[: sum(sent)], sent, target, [int(n) * width for n in received])
+        self._hand_over(plan, way.reason, [submission] if submission else [], received=shape[0])
 
-    def _barrier(self, plan: FusionPlan) -> str:
+    def _barrier(self, plan: FusionPlan) -> None:
         # Every rank has entered once the Verdict exists: that is what a barrier promises.
-        for response in plan.responses:
-            if self._mine(response) is not None:
-                self._inbox.finish(response.name)
-        return "negotiation is the barrier"
+        submissions = [submission for response in plan.responses if (submission := self._mine(response))]
+        self._hand_over(plan, "negotiation is the barrier", submissions)
 
-    def _join(self, plan: FusionPlan) -> str:
+    def _join(self, plan: FusionPlan) -> None:
         self._on_joined()
+        self._note(plan, "every rank has joined")
         self._inbox.finish(plan.responses[0].name, plan.responses[0].last_joined)
-        return "every rank has joined"
 
-    def _change_process_sets(self, plan: FusionPlan) -> str:
+    def _change_process_sets(self, plan: FusionPlan) -> None:
         (response,) = plan.responses
         value = self._on_process_set(response)
+        self._note(plan, "process sets change in the order of the world's Verdicts")
         if self._mine(response) is not None:
             self._inbox.finish(response.name, value)
-        return "process sets change in the order of the world's Verdicts"
 
     def _mine(self, response: Response) -> Submission | None:
         """Return what this rank has submitted for `response`: nothing if it takes part because it has joined."""
@@ -249,9 +255,15 @@ class Cycle:
         dtype = SUPPORTED[response.dtype]
         return np.full(n, self._kernels.identity(_wire_op(response.op), dtype), dtype)
 
-    def _hand_over(self, submissions: Sequence[Submission]) -> None:
+    def _hand_over(self, plan: FusionPlan, reason: str, submissions: Sequence[Submission], received: int = 0) -> None:
+        self._note(plan, reason, received)
         for submission in submissions:
             self._inbox.finish(submission.request.name, submission.value)
+
+    def _note(self, plan: FusionPlan, reason: str, received: int = 0) -> None:
+        """Say that `plan` has run, before its callers go on: they may ask for it at once."""
+        self._last = plan.responses[-1]
+        self._instrument.operation(Operation(plan.kind, plan.responses, plan.nbytes, reason, self._started, received))
 
 
 _LARGE = 2**30

@@ -69,12 +69,14 @@ class Engine:
         self._cycle = Cycle(comm, config, kernels, self._inbox, on_process_set, on_joined, instrument)
         coordinator = None
         if comm.rank == 0:
-            coordinator = Coordinator(members, config.cache_capacity, config.fusion_threshold, time.monotonic)
-        self._coordinator = coordinator
+            coordinator = Coordinator(
+                members, config.cache_capacity, config.fusion_threshold, time.monotonic, instrument.heard
+            )
+        self._coordinator, self._instrument = coordinator, instrument
         self._stall = StallWatch(
             comm, config, coordinator, self._inbox, lambda: self._cycle.last_finished, get_logger().warning
         )
-        self._negotiator = Negotiator(comm, coordinator, self._stall.hear)
+        self._negotiator = Negotiator(comm, coordinator, self._stall.hear, instrument.answered)
         self._leaving: str | None = None
         self._left = False
         self._failure: BaseException | None = None
@@ -203,6 +205,8 @@ class Engine:
     def _step(self) -> bool:
         requests = self._inbox.drain()
         if requests:
+            if self._coordinator is None:
+                self._instrument.heard(self.comm.rank, requests)
             self._negotiator.announce(requests)
         if self._leaving is not None and not self._left:
             self._left = True
@@ -238,6 +242,7 @@ class Engine:
                 "Every rank must make the same calls; a rank without data calls hvd.join()."
             )
 
+        self._instrument.ended()
         self._inbox.close(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -251,6 +256,7 @@ class Engine:
             failure.__cause__ = error
             return failure
 
+        self._instrument.ended()
         self._inbox.close(cause)
         get_logger().error("%s", text, exc_info=error)
         self._on_failure(error)

@@ -36,14 +36,21 @@ class Coordinator:
         capacity: responses remembered by all ranks; 0 remembers none.
         fusion_threshold: bytes, put into every Verdict.
         clock: seconds, from any start.
+        on_heard: told which set rank has asked for what.
     """
 
     def __init__(
-        self, members: Sequence[int], capacity: int, fusion_threshold: int, clock: Callable[[], float]
+        self,
+        members: Sequence[int],
+        capacity: int,
+        fusion_threshold: int,
+        clock: Callable[[], float],
+        on_heard: Callable[[int, Sequence[Request]], None] = lambda rank, requests: None,
     ) -> None:
         self.members = tuple(members)
         self.ledger = Ledger(len(members))
         self._capacity, self._fusion_threshold, self._clock = capacity, fusion_threshold, clock
+        self._on_heard = on_heard
         self._agreed: OrderedDict[int, _Agreed] = OrderedDict()  # least recently used first
         self._id_of: dict[str, int] = {}
         self._next_id = 0
@@ -53,12 +60,12 @@ class Coordinator:
     def hear(self, rank: int, said: Announcement) -> None:
         """Take in what set rank `rank` announced."""
         now = self._clock()
-        for cache_id in said.ids:
-            agreed = self._agreed.get(cache_id)
-            # An id that was evicted while the announcement was under way is not known here any more;
-            # its rank sees the eviction and announces the request in full.
-            if agreed is not None:
-                self.ledger.add(rank, agreed.requests[rank], now, cache_id)
+        # An id that was evicted while the announcement was under way is not known here any more;
+        # its rank sees the eviction and announces the request in full.
+        known = [(self._agreed[i].requests[rank], i) for i in said.ids if i in self._agreed]
+        self._on_heard(rank, [*[request for request, _ in known], *said.requests])
+        for request, cache_id in known:
+            self.ledger.add(rank, request, now, cache_id)
         for request in said.requests:
             self.ledger.add(rank, request, now)
 

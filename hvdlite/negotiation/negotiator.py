@@ -7,7 +7,7 @@ and batch, of four bytes per tensor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hvdlite.comm.base import Communicator
@@ -44,6 +44,7 @@ class Negotiator:
     Args:
         coordinator: on set rank 0, else None.
         on_stall_message: called with (source rank, tag, value) for what the stall watch exchanges.
+        on_answered: told all Responses of a Verdict, before any of them runs.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class Negotiator:
         comm: Communicator,
         coordinator: Coordinator | None,
         on_stall_message: Callable[[int, Tag, Any], None],
+        on_answered: Callable[[Sequence[Response]], None] = lambda responses: None,
     ) -> None:
         self._comm, self.coordinator, self._on_stall_message = comm, coordinator, on_stall_message
+        self._on_answered = on_answered
         self._cache = ResponseCache()
         self._announced: dict[str, _Said] = {}  # by name: what the next Response of that name answers
         self._later: dict[str, deque[_Said]] = {}  # and what the ones after it do
@@ -105,7 +108,9 @@ class Negotiator:
         """
         cache = self._cache
         responses = []
-        for response in [cache.response(e) if isinstance(e, int) else e for e in verdict.entries]:
+        everything = [cache.response(e) if isinstance(e, int) else e for e in verdict.entries]
+        self._on_answered(everything)
+        for response in everything:
             if self._comm.rank in response.joined:  # what this rank has announced under that name is another call
                 if response.refusal is None:
                     responses.append(response)

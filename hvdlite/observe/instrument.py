@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvdlite.messages import Kind, Response
+from hvdlite.messages import Kind, Request, Response
 
 
 class Operation(NamedTuple):
@@ -16,6 +16,7 @@ class Operation(NamedTuple):
         nbytes: size of the fused buffer.
         reason: which backend ran it, and why.
         started: `time.perf_counter()` seconds.
+        received: rows that this rank got (alltoall only).
     """
 
     kind: Kind
@@ -23,13 +24,29 @@ class Operation(NamedTuple):
     nbytes: int
     reason: str
     started: float
+    received: int = 0
 
 
 class Instrument:
-    """Hears nothing. Subclasses override what they care about."""
+    """Hears nothing. Subclasses override what they care about. All calls come from whoever drives the engine."""
+
+    def heard(self, set_rank: int, requests: Sequence[Request]) -> None:
+        """A rank wants `requests`. The coordinator hears of all ranks, the others of themselves."""
+
+    def answered(self, responses: Sequence[Response]) -> None:
+        """A Verdict has come: `responses` run next, or are refused."""
+
+    def began(self, responses: Sequence[Response]) -> None:
+        """A collective starts that serves `responses`."""
+
+    def activity(self, name: str) -> None:
+        """The collective that runs does `name` from here on."""
 
     def operation(self, operation: Operation) -> None:
-        """A collective has run, on the engine thread."""
+        """A collective has run; nobody who waits for it has been told."""
+
+    def ended(self) -> None:
+        """The engine stops. What is in flight fails after this."""
 
 
 class LastReasons(Instrument):

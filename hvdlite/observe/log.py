@@ -3,7 +3,7 @@
 Importing sets nothing up. `configure` is called by `init()`; a program that gave the logger
 handlers of its own before that keeps them, and gets the records instead of stderr.
 
-hvdlite itself logs warnings and errors only, so that a level below `warning` shows no more.
+hvdlite itself logs warnings and errors, and at level info that a timeline is not running.
 """
 
 from __future__ import annotations
