@@ -109,7 +109,8 @@ def _check(tensor: torch.Tensor) -> None:
         raise InvalidRequestError(f"expected a torch.Tensor, got {type(tensor).__name__}: {tensor!r:.80}")
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise InvalidRequestError(f"{layout} tensor {describe(tensor)} cannot be communicated yet; make it dense.")
+        remedy = "make it dense" + (", or use sparse_allreduce_async" if layout == "sparse_coo" else "")
+        raise InvalidRequestError(f"{layout} tensor {describe(tensor)} cannot be communicated here; {remedy}.")
     if tensor.device.type != "cpu":
         raise InvalidRequestError(
             f"{describe(tensor)} is on device {str(tensor.device)!r}; this version reduces in host memory: "
