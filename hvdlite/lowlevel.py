@@ -7,6 +7,8 @@ of the core. They turn framework tensors into arrays that share memory with them
 from __future__ import annotations
 
 import functools
+import sys
+import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -15,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite import runtime
+from hvdlite.basics import HorovodBasics
 from hvdlite.buffers import Buffer, describe
 from hvdlite.dtypes import BFLOAT16, ReduceOp, canonical, check_reducible, name_of
 from hvdlite.engine.cycle import split_rows
 from hvdlite.engine.engine import Engine
 from hvdlite.engine.handle import GroupHandle, Handle
 from hvdlite.engine.inbox import Allocate, Submission
-from hvdlite.errors import InvalidRequestError
+from hvdlite.errors import HorovodInternalError, InvalidRequestError
 from hvdlite.messages import JOIN_NAME, Kind, Request
 from hvdlite.process_set import ProcessSet
 
@@ -30,6 +33,7 @@ __all__ = [
     "JOIN_NAME",
     "GroupHandle",
     "Handle",
+    "HorovodBasics",
     "Item",
     "Kind",
     "ReduceOp",
@@ -90,6 +94,8 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
     """Return the operator that Horovod's two parameters mean together."""
     if op is not None and average is not None:
         raise InvalidRequestError(f"op={op!r} and average={average!r} are both given; give one.")
+    if average is not None:
+        _warn_of_average(average)
     if op is None:
         return ReduceOp.SUM if average is False else ReduceOp.AVERAGE
     try:
@@ -98,6 +104,14 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
         raise InvalidRequestError(
             f"op={op!r}: expected one of {', '.join(o.name.title() for o in ReduceOp)}."
         ) from error
+
+
+def _warn_of_average(average: bool) -> None:
+    level, frame = 2, sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("hvdlite."):
+        level, frame = level + 1, frame.f_back
+    instead = "Average" if average else "Sum"
+    warnings.warn(f"average={average} is deprecated; use op=hvd.{instead}.", DeprecationWarning, stacklevel=level + 1)
 
 
 def asynchronous(begin: Callable[_P, _Begun]) -> Callable[_P, _Begun]:
@@ -237,8 +251,8 @@ def _check_reduction(kind: Kind, name: str, dtype: np.dtype[Any], op: ReduceOp) 
         raise type(error)(f"{kind.value} of tensor {name!r}: {error}") from error
 
 
-class _UnsupportedReduceError(InvalidRequestError, RuntimeError):
-    """Both a ValueError, since an argument is wrong, and a RuntimeError, as Horovod has it."""
+class _UnsupportedReduceError(InvalidRequestError, HorovodInternalError):
+    """Both a ValueError, since an argument is wrong, and what Horovod raises."""
 
 
 def _root_within(members: Sequence[int], root_rank: int | None, name: str) -> int:

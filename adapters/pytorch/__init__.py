@@ -8,8 +8,6 @@
 The operations take and return tensors in host memory.
 """
 
-from typing import Any
-
 from hvdlite import (
     Adasum,
     Average,
@@ -60,8 +58,13 @@ from hvdlite import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 
+from . import elastic as elastic
+from . import functions as functions
+from . import mpi_ops as mpi_ops
 from .autograd import (
     allgather,
     allreduce,
@@ -73,8 +76,10 @@ from .autograd import (
     reducescatter,
 )
 from .compression import Compression
+from .device import local_device
 from .handles import poll, synchronize
 from .lifecycle import init
+from .metrics import metric_average
 from .ops import (
     allgather_async,
     allreduce_,
@@ -92,7 +97,12 @@ from .ops import (
     reducescatter_async,
 )
 from .optimizer import DistributedOptimizer
+from .rank_log import get_logger
+from .sampler import DistributedSampler
+from .sparse import sparse_allreduce_async
 from .state import broadcast_optimizer_state, broadcast_parameters
+from .sync_batch_norm import SyncBatchNorm
+from .trips import OrderError
 
 __all__ = [
     "__version__",
@@ -126,7 +136,9 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "DistributedOptimizer",
+    "DistributedSampler",
     "DuplicateNameError",
+    "get_logger",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -146,9 +158,11 @@ __all__ = [
     "is_initialized",
     "join",
     "LaunchError",
+    "local_device",
     "local_rank",
     "local_size",
     "Max",
+    "metric_average",
     "Min",
     "MismatchError",
     "mpi_built",
@@ -157,6 +171,7 @@ __all__ = [
     "nccl_built",
     "NotInitializedError",
     "NotMemberError",
+    "OrderError",
     "poll",
     "ProcessSet",
     "Product",
@@ -169,17 +184,12 @@ __all__ = [
     "shutdown",
     "ShutdownError",
     "size",
+    "sparse_allreduce_async",
     "StallError",
+    "start_timeline",
+    "stop_timeline",
     "Sum",
+    "SyncBatchNorm",
     "synchronize",
     "UnsupportedDtypeError",
 ]
-
-# What scripts for Horovod may ask for, and is still to come. Asking answers no (`hasattr` is False).
-_LATER = ("SyncBatchNorm", "elastic", "sparse_allreduce_async", "start_timeline", "stop_timeline")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        raise AttributeError(f"hvd.{name} is not in this version of hvdlite; see README, 'What it is not, yet'.")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -52,6 +52,12 @@ def resolve_groups(num_groups: int, groups: Groups | None) -> Groups | None:
     return num_groups if groups is None and num_groups else groups
 
 
+def check_passes(passes: int) -> None:
+    """Raise unless `passes` can be a number of backward passes."""
+    if not isinstance(passes, int) or passes <= 0:
+        raise InvalidRequestError(f"backward_passes_per_step={passes!r}: expected a positive number.")
+
+
 def _by_parameter(named_parameters: Any) -> dict[torch.Tensor, str]:
     try:
         pairs = [(name, parameter) for name, parameter in named_parameters]

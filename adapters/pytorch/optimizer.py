@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple
 
 import torch
 
 from hvdlite import Average, InvalidRequestError, ProcessSet, global_process_set
-from hvdlite.lowlevel import ReduceOp, name_for, resolve_op
+from hvdlite.lowlevel import Kind, ReduceOp, name_for, refusing, resolve_op
 
+from .adasum_optimizer import make_adasum_optimizer
+from .autograd import allreduce
+from .buckets import Bucket, cut_into_buckets
 from .compression import Compression, Compressor
-from .naming import Groups, bundle_parameters, name_parameters, resolve_groups
+from .naming import Groups, bundle_parameters, check_passes, name_parameters, resolve_groups
 from .ops import Reduction
-from .reducer import Bundle, GradientReducer, OrderError, Slot
+from .reducer import GradientReducer
+from .signature import check_signature, signature_of
+from .slots import Bundle, Slot
+from .trips import OrderError
+from .wrapped import Wrapped, wrap
 
 _STEP_AFTER_SYNCHRONIZE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
-    "This can cause training slowdown: the gradients are reduced a second time. "
-    "Use 'with optimizer.skip_synchronize(): optimizer.step()'."
+    "The gradients are not reduced again. Use 'with optimizer.skip_synchronize(): optimizer.step()'."
 )
-_LATER = "comes with a later version of hvdlite"
 
 
 def DistributedOptimizer(
@@ -36,187 +42,313 @@ def DistributedOptimizer(
     groups: Groups | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    gradient_as_bucket_view: bool = False,
 ) -> Any:
-    """Return an optimizer like `optimizer` that reduces gradients over the ranks before each step.
+    """Return an optimizer like `optimizer` that reduces gradients over the ranks before each step. Collective.
 
     It is an instance of the class of `optimizer`, and shares its parameter groups and its state.
-    Reducing starts while backward() runs; step() waits for it. A parameter that got no gradient on
-    some rank counts as zero there.
+    Reducing starts while backward() runs. When every parameter of every rank got its last gradient of the step,
+    backward() returns with reduced gradients, so that they can be clipped. Otherwise synchronize(), step() and a
+    GradScaler's unscale_() wait for them; a parameter that got no gradient on some rank counts as zero there.
 
     Args:
         named_parameters: `model.named_parameters()`. Without, gradients are matched by position.
-        compression: what gradients are turned into to travel.
+        compression: what gradients are turned into to travel. Sparse gradients travel as they are.
         backward_passes_per_step: gradients of so many backward passes are added up before they are reduced.
-        op: Average or Sum.
+        op: Average, Sum or Adasum. Adasum combines not gradients, but what a step of `optimizer` changes.
         gradient_predivide_factor: divides gradients before they are added up, and multiplies the sum. Average only.
         num_groups: the old name of `groups`.
         groups: gradients that are reduced together: a number of groups of neighbours, or lists of parameters.
-        sparse_as_dense: accepted; sparse gradients are refused for now.
+        sparse_as_dense: sparse gradients travel as dense ones. Without, their entries go to every rank.
         process_set: the ranks that train together. Others keep their own gradients.
+        gradient_as_bucket_view: gradients live in a few flat buffers, one for each of `groups`, so that nothing is
+            copied to reduce them together. Their `.grad` must not be replaced by tensors of your own.
 
     Raises:
-        InvalidRequestError: an argument is wrong.
+        InvalidRequestError: an argument is wrong; the other ranks raise `RemoteError`.
+        MismatchError: ranks have different parameters or arguments. It says which.
+        NotImplementedError: Adasum over a process set.
     """
-    _check(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
+    settings = _Settings(
+        resolve_op(op, None), gradient_predivide_factor, compression, backward_passes_per_step, process_set,
+        sparse_as_dense, gradient_as_bucket_view,
+    )  # fmt: skip
     if num_groups:
         warnings.warn("num_groups is deprecated; use groups.", DeprecationWarning, stacklevel=2)
     groups = resolve_groups(num_groups, groups)
-    name_of = name_parameters(optimizer.param_groups, named_parameters)
-    bundles = bundle_parameters(list(name_of), groups)
+    together = process_set.included() and process_set.size() != 1
+    asked = name_for("DistributedOptimizer", None, process_set)
+    with refusing(Kind.ALLGATHER, [asked], process_set) if together else nullcontext():
+        _check(optimizer, settings)
+        name_of = name_parameters(optimizer.param_groups, named_parameters)
+        lists = bundle_parameters(list(name_of), groups)
+    if together:
+        options = {"optimizer": type(optimizer).__name__, **settings.described()}
+        if groups is not None:
+            options["groups"] = f"{len(lists)} groups"
+        check_signature(signature_of(name_of, options), asked, process_set)
+    if settings.op is ReduceOp.ADASUM:
+        return make_adasum_optimizer(optimizer, name_of, compression, backward_passes_per_step, process_set)
+    return _distributed(optimizer, settings, name_of, lists)
 
-    base = type(optimizer)
-    made: Any = type(base.__name__, (_Distributed, base), {"__module__": __name__, "__doc__": base.__doc__})
-    # Not made by its constructor, whose arguments nobody knows: it takes over what the optimizer has.
-    distributed = made.__new__(made)
-    inherited = {name: value for name, value in vars(optimizer).items() if name != "step"}  # a scheduler's wrapper
-    distributed.__dict__.update(inherited)
-    reduction = Reduction(resolve_op(op, None), 1 / gradient_predivide_factor, gradient_predivide_factor, process_set)
-    distributed._take_over(optimizer, name_of, bundles, reduction, compression, backward_passes_per_step)
-    distributed.sparse_as_dense = sparse_as_dense
-    return distributed
 
+class _Settings(NamedTuple):
+    """What `DistributedOptimizer` was asked for."""
 
-class _Distributed(torch.optim.Optimizer):
-    """What is put in front of an optimizer's class. Made by `DistributedOptimizer` only."""
-
-    backward_passes_per_step: int
-    op: int
-    gradient_predivide_factor: float
+    op: ReduceOp
+    predivide: float
+    compression: type[Compressor]
+    passes: int
     process_set: ProcessSet
     sparse_as_dense: bool
+    views: bool
 
-    def _take_over(
+    def described(self) -> dict[str, str]:
+        """Return what must be equal on all ranks, by the name of the argument."""
+        return {
+            "op": self.op.name.title(),
+            "gradient_predivide_factor": str(self.predivide),
+            "compression": getattr(self.compression, "__name__", str(self.compression)),
+            "backward_passes_per_step": str(self.passes),
+            "sparse_as_dense": str(self.sparse_as_dense),
+            "gradient_as_bucket_view": str(self.views),
+        }
+
+    def reduction(self) -> Reduction:
+        return Reduction(self.op, 1 / self.predivide, self.predivide, self.process_set)
+
+
+class _Wrapping:
+    """What a distributed optimizer has besides what an optimizer has.
+
+    Attributes:
+        original: the optimizer that was wrapped.
+        lists: parameters that are reduced together.
+        reducer: None where there is nothing to reduce with.
+        synchronized: the round in which synchronize() was called, counted from the last step; 0 if it was not.
+        skipping: within skip_synchronize().
+    """
+
+    def __init__(
         self,
         original: torch.optim.Optimizer,
+        settings: _Settings,
         name_of: dict[torch.Tensor, str],
-        bundles: Sequence[Sequence[torch.Tensor]],
-        reduction: Reduction,
-        compression: type[Compressor],
-        passes: int,
+        lists: Sequence[Sequence[torch.Tensor]],
     ) -> None:
-        self._original = original
-        self.backward_passes_per_step, self.op = passes, int(reduction.op)
-        self.gradient_predivide_factor, self.process_set = reduction.postscale, reduction.process_set
-        self._synchronized, self._skipping = False, False
-        self._reducer: GradientReducer | None = None
-        if self.process_set.included() and self.process_set.size() != 1:
-            self._reducer = GradientReducer(
-                [self._bundle(one, name_of) for one in bundles], reduction, compression, passes
+        self.original, self.settings, self.name_of, self.lists = original, settings, name_of, lists
+        self.name = name_for("optimizer", None, settings.process_set)
+        self.synchronized, self.skipping = 0, False
+        self.reducer: GradientReducer | None = None
+        if settings.process_set.included() and settings.process_set.size() != 1:
+            self.reducer = GradientReducer(
+                self.name, self.bundles(lists), settings.reduction(), settings.compression, settings.passes,
+                settings.sparse_as_dense,
+            )  # fmt: skip
+
+    def bundles(self, lists: Sequence[Sequence[torch.Tensor]]) -> list[Bundle]:
+        """Return what the reducer needs to know of parameters."""
+        sparse = isinstance(self.original, torch.optim.SparseAdam)
+        if self.settings.views:
+            lists = cut_into_buckets(lists)
+        return [
+            Bundle(
+                [Slot(p, _travel_name(self.name_of[p], self.settings.process_set), sparse) for p in parameters],
+                Bucket(parameters) if self.settings.views else None,
             )
+            for parameters in lists
+        ]
+
+
+def _distributed(
+    optimizer: torch.optim.Optimizer,
+    settings: _Settings,
+    name_of: dict[torch.Tensor, str],
+    lists: Sequence[Sequence[torch.Tensor]],
+) -> Any:
+    return wrap(optimizer, _Distributed, _Wrapping(optimizer, settings, name_of, lists))
+
+
+class _Distributed(Wrapped):
+    """What is put in front of an optimizer's class. Made by `DistributedOptimizer` only."""
+
+    _wrapping: _Wrapping
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups. A GradScaler that comes for them finds gradients reduced: `unscale_()` is collective."""
+        reducer = self._wrapping.reducer
+        # Nobody else: programs look up the learning rate on one rank, when others have things to do before step().
+        if reducer is not None and reducer.unreduced and sys._getframe(1).f_code.co_name == "_unscale_grads_":
+            reducer.finish()
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
 
     @property
     def seconds_waited(self) -> float:
-        """Seconds that step() and synchronize() have waited for other ranks, all together."""
-        return 0.0 if self._reducer is None else self._reducer.seconds_waited
+        """Seconds that backward(), step() and synchronize() have waited for other ranks, all together."""
+        reducer = self._wrapping.reducer
+        return 0.0 if reducer is None else reducer.seconds_waited
 
     def synchronize(self) -> None:
         """Return once all gradients are reduced. Collective.
 
-        To change gradients before the step (clip them): synchronize(), change, then step() within
-        `skip_synchronize()`.
+        To use or change gradients before the step (clip them) where parameters may have taken no part in
+        backward(): synchronize(), change, then step() within `skip_synchronize()`.
         """
-        if self._reducer is not None:
-            self._reducer.finish()
-        self._synchronized = True
+        if self._wrapping.reducer is not None:
+            self._wrapping.reducer.finish()
+            self._wrapping.synchronized = self._wrapping.reducer.rounds
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within, step() does not synchronize, because you have."""
-        self._skipping = True
+        self._wrapping.skipping = True
         try:
             yield
         finally:
-            self._skipping = False
+            self._wrapping.skipping = False
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Within, gradients add up on this rank. The next backward() outside, or step(), reduces the sum."""
+        reducer = self._wrapping.reducer
+        return nullcontext() if reducer is None else reducer.paused()
+
+    def step(self, closure: Callable[[], Any] | None = None, **arguments: Any) -> Any:
         """Synchronize, and let the optimizer do its step. Collective.
 
         Args:
-            closure: computes the loss and its gradients anew; these are reduced each time.
+            closure: computes the loss and its gradients anew. The gradients are reduced each time, and the loss
+                is averaged over the ranks, so that all come to the same decisions.
+            arguments: further ones, for the optimizer.
         """
-        if not self._skipping and closure is None:
-            if self._synchronized and not self._in_flight():
-                warnings.warn(_STEP_AFTER_SYNCHRONIZE, stacklevel=2)
-            self.synchronize()
-        elif self._in_flight():
-            if self._skipping:
+        wrapping, reducer = self._wrapping, self._wrapping.reducer
+        if reducer is not None:
+            if wrapping.skipping and reducer.in_flight:
                 raise OrderError("step() within skip_synchronize(), but gradients are in flight: synchronize() first.")
-            self.synchronize()
-        self._synchronized = False
+            if wrapping.synchronized == reducer.rounds > 0 and not wrapping.skipping and closure is None:
+                warnings.warn(_STEP_AFTER_SYNCHRONIZE, stacklevel=2)
+            if reducer.in_flight or (closure is None and not wrapping.skipping):
+                reducer.finish()
+            reducer.begin_step()
+        wrapping.synchronized = 0
         # A scheduler that was made for the original optimizer warns unless that has stepped.
-        self._original._opt_called = True  # type: ignore[attr-defined]
-        return super().step(closure if closure is None or self._skipping else self._reducing(closure))
+        wrapping.original._opt_called = True  # type: ignore[attr-defined]
+        if closure is None:
+            return super().step(**arguments)
+        return super().step(closure if reducer is None or wrapping.skipping else self._reducing(closure), **arguments)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, which must not be in flight."""
-        if self._reducer is not None:
-            self._reducer.refuse_clearing()
-        super().zero_grad(set_to_none)
+        """Clear the gradients, after those in flight have arrived: collective then."""
+        reducer = self._wrapping.reducer
+        try:
+            if reducer is not None and reducer.in_flight:
+                with suppress(OrderError):  # wrong gradients may be cleared
+                    reducer.finish()
+        finally:
+            super().zero_grad(set_to_none)
+            self._wrapping.synchronized = 0
+            if reducer is not None:
+                reducer.begin_round()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are added up, from the next step on."""
-        _check_passes(passes)
-        if self._reducer is not None:
-            self._reducer.set_passes(passes)
-        self.backward_passes_per_step = passes
+        check_passes(passes)
+        if self._wrapping.reducer is not None:
+            self._wrapping.reducer.set_passes(passes)
+        self._wrapping.settings = self._wrapping.settings._replace(passes=passes)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load, and begin a new step."""
-        if self._reducer is not None:
-            self._reducer.forget()
-        self._synchronized = False
+        if self._wrapping.reducer is not None:
+            self._wrapping.reducer.forget()
+        self._wrapping.synchronized = 0
         super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, whose gradients are reduced under default names."""
         super().add_param_group(param_group)
-        if self._reducer is not None:
-            i = len(self.param_groups) - 1
-            name_of = {p: f"noname.{i}.{j}" for j, p in enumerate(self.param_groups[i]["params"])}
-            self._reducer.add([self._bundle([p], name_of) for p in name_of])
+        wrapping, i = self._wrapping, len(self.param_groups) - 1
+        added = {p: f"noname.{i}.{j}" for j, p in enumerate(self.param_groups[i]["params"])}
+        wrapping.name_of.update(added)
+        lists = [[p] for p in added]
+        wrapping.lists = [*wrapping.lists, *lists]
+        if wrapping.reducer is not None:
+            wrapping.reducer.add(wrapping.bundles(lists))
 
-    def _bundle(self, parameters: Sequence[torch.Tensor], name_of: dict[torch.Tensor, str]) -> Bundle:
-        names = [_travel_name(name_of[p], self.process_set) for p in parameters]
-        slots = [Slot(p, name, self.backward_passes_per_step) for p, name in zip(parameters, names, strict=True)]
-        return Bundle(slots)
-
-    def _in_flight(self) -> bool:
-        return self._reducer is not None and bool(self._reducer.in_flight)
+    def _like_this(self, optimizer: torch.optim.Optimizer, twins: dict[torch.Tensor, torch.Tensor]) -> Any:
+        wrapping = self._wrapping
+        name_of = {twins[p]: name for p, name in wrapping.name_of.items()}
+        return _distributed(optimizer, wrapping.settings, name_of, [[twins[p] for p in one] for one in wrapping.lists])
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        wrapping, reducer = self._wrapping, self._wrapping.reducer
+        assert reducer is not None
+
         def reduced() -> Any:
             loss = closure()
-            self.synchronize()
-            self._synchronized = False
-            return loss
+            reducer.finish()
+            reducer.begin_round()
+            return _mean_over_ranks(loss, f"{wrapping.name}.loss", wrapping.settings.process_set)
 
         return reduced
 
+    # What Horovod's has, under its names.
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        return self._wrapping.settings.passes
+
+    @property
+    def op(self) -> int:
+        return int(self._wrapping.settings.op)
+
+    @property
+    def gradient_predivide_factor(self) -> float:
+        return self._wrapping.settings.predivide
+
+    @property
+    def sparse_as_dense(self) -> bool:
+        return self._wrapping.settings.sparse_as_dense
+
+    @property
+    def process_set(self) -> ProcessSet:
+        return self._wrapping.settings.process_set
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return self._wrapping.name_of
+
+
+def _mean_over_ranks(loss: Any, name: str, process_set: ProcessSet) -> Any:
+    """Return the mean of the losses that a closure returned on the ranks: a tensor or a number, as it was given."""
+    if isinstance(loss, torch.Tensor):
+        return allreduce(loss.detach(), op=Average, name=name, process_set=process_set)
+    if isinstance(loss, int | float):
+        return allreduce(torch.tensor(loss, dtype=torch.float64), op=Average, name=name, process_set=process_set).item()
+    return loss
+
 
 def _travel_name(name: str, process_set: ProcessSet) -> str:
-    """Return a name that no other optimizer uses: parameters of two models are often called the same.
-
-    Counted per name, so that an optimizer that only some ranks make disturbs those of other names only.
-    """
+    """Return a name that no other optimizer uses: parameters of two models are often called the same."""
     n = int(name_for(f"gradient.{name}", None, process_set).rpartition(".")[2])
     return f"gradient.{name}" if n == 1 else f"gradient.{name}.{n}"
 
 
-def _check(optimizer: Any, passes: int, op: int, predivide: float) -> None:
-    if isinstance(optimizer, _Distributed):
+def _check(optimizer: Any, settings: _Settings) -> None:
+    if isinstance(optimizer, Wrapped):
         raise InvalidRequestError("this optimizer is distributed already; wrap the original one, once.")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidRequestError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}.")
-    if resolve_op(op, None) not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        later = f"; Adasum of an optimizer {_LATER}" if op == ReduceOp.ADASUM else ""
-        raise InvalidRequestError(f"op={ReduceOp(op).name.title()}: expected Average or Sum{later}.")
-    if predivide != 1.0 and op != ReduceOp.AVERAGE:
-        raise InvalidRequestError(
-            f"gradient_predivide_factor={predivide} with op={ReduceOp(op).name.title()}: it needs op=Average."
-        )
-    _check_passes(passes)
-
-
-def _check_passes(passes: int) -> None:
-    if not isinstance(passes, int) or passes <= 0:
-        raise InvalidRequestError(f"backward_passes_per_step={passes!r}: expected a positive number.")
+    op = settings.op.name.title()
+    if settings.op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
+        raise InvalidRequestError(f"op={op}: expected Average, Sum or Adasum.")
+    if settings.predivide != 1.0 and settings.op is not ReduceOp.AVERAGE:
+        raise InvalidRequestError(f"gradient_predivide_factor={settings.predivide} with op={op}: it needs op=Average.")
+    if settings.views and settings.op is ReduceOp.ADASUM:
+        raise InvalidRequestError("gradient_as_bucket_view=True with op=Adasum, which does not reduce gradients.")
+    check_passes(settings.passes)

@@ -204,7 +204,8 @@ def test_what_is_no_handle_is_refused(call, handle):
 def test_positional_parameters_are_horovods(ranks):
     def body(rank):
         x = torch.tensor([2.0 + rank])
-        same(hvd.allreduce(x, False, "a"), torch.tensor([5.0]))
+        with pytest.warns(DeprecationWarning, match="average=False is deprecated; use op=hvd.Sum"):
+            same(hvd.allreduce(x, False, "a"), torch.tensor([5.0]))
         same(hvd.allreduce(x, None, "b", hvd.Compression.fp16, hvd.Sum, 2.0, 0.5), torch.tensor([5.0]))
         same(hvd.synchronize(hvd.allreduce_async(x, None, "c", hvd.Sum, 2.0, 1.0)), torch.tensor([10.0]))
         same(hvd.reducescatter(torch.ones(2), "d", hvd.Compression.none, hvd.Sum), torch.tensor([2.0]))

@@ -76,6 +76,7 @@ MISMATCHES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:average=")
 @pytest.mark.parametrize("what", MISMATCHES)
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_a_mismatch_raises_everywhere_and_names_tensor_ranks_and_values(on_ranks, what, odd):

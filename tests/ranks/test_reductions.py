@@ -80,7 +80,9 @@ def test_average_is_the_default(on_ranks):
 
 @pytest.mark.parametrize(("average", "expected"), [(True, 1.5), (False, 3.0)])
 def test_average_is_horovods_old_way_to_choose(on_ranks, average, expected):
-    assert on_ranks(2, lambda rank: float(hvd.allreduce(1.0 + rank, average=average))) == [expected] * 2
+    with pytest.warns(DeprecationWarning, match=f"average={average} is deprecated; use op=hvd") as caught:
+        assert on_ranks(2, lambda rank: float(hvd.allreduce(1.0 + rank, average=average))) == [expected] * 2
+    assert {one.filename for one in caught} == {__file__}
 
 
 def test_integer_averages_truncate_towards_zero(on_ranks):
