@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from hvdlite import as_horovod
 from hvdlite._version import __version__
 from hvdlite.errors import LaunchError
 
@@ -20,6 +21,7 @@ examples:
   hvdrun -np 2 python train.py
   hvdrun -np 8 -H node1:4,node2:4 python train.py --epochs 3
   hvdrun -np 2 --print-command python train.py
+  hvdrun -np 2 --as-horovod python horovod_train.py
 """
 
 
@@ -38,10 +40,14 @@ def _launch(options: argparse.Namespace) -> int:
     environ = process.environment()
     bin_dir = process.bin_dir()
     environ["PATH"] = mpirun.search_path(environ.get("PATH", ""), bin_dir)
+    if options.as_horovod:
+        environ["PYTHONPATH"] = as_horovod.search_path(environ.get("PYTHONPATH", ""))
     program = mpirun.find_mpirun(process.which, bin_dir, environ["PATH"], job)
     flavour = mpirun.flavour_of(process.ask([program, "--version"]))
     command = mpirun.render_command(job, flavour, program, environ)
     added = mpirun.added_environment(job, flavour, process.is_root(), environ)
+    if options.as_horovod:
+        added["PYTHONPATH"] = environ["PYTHONPATH"]
     if options.print_command:
         print(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in added.items()), shlex.join(command)]))
         return 0
@@ -64,10 +70,16 @@ def job_from(options: argparse.Namespace) -> Job:
         command=command,
         ranks=options.ranks or sum(host.slots for host in hosts) or 1,
         hosts=hosts,
-        exports=tuple(options.export),
+        exports=tuple(map(_standing_in, options.export) if options.as_horovod else options.export),
         bind_to=options.bind_to,
         mpi_args=tuple(shlex.split(options.mpi_args)),
     )
+
+
+def _standing_in(export: str) -> str:
+    """Return `NAME=value` to export with the stand-in for Horovod on it, if it is PYTHONPATH."""
+    name, found, value = export.partition("=")
+    return f"{name}={as_horovod.search_path(value)}" if found and name == "PYTHONPATH" else export
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
@@ -103,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-x", dest="export", action="append", default=[], metavar="NAME[=VALUE]", help="hand a variable to the ranks")
     add("--bind-to", default="none", metavar="WHAT", help="what mpirun binds each rank to (default: none)")
     add("--mpi-args", default="", metavar="TEXT", help="further arguments for mpirun, as one quoted text")
+    add("--as-horovod", action="store_true", help="a program for Horovod, unchanged: import horovod gives hvdlite")
     add("--print-command", action="store_true", help="print the mpirun command and start nothing")
     add("--verbose", action="store_true", help="print the mpirun command before starting it")
     add("-v", "--version", action="version", version=__version__)

@@ -1,0 +1,1 @@
+"""What Horovod's frameworks have in common, under Horovod's names."""

@@ -1,0 +1,5 @@
+"""Horovod's object of queries."""
+
+from hvdlite.lowlevel import HorovodBasics
+
+__all__ = ["HorovodBasics"]
