@@ -12,36 +12,24 @@ and takes the core from the other contenders' threads.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import os
-import platform
-import statistics
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from turns import connect, machine, medians, take_turns
 
 import hvdlite.torch as hvd
 
 Contender = Callable[[list[torch.Tensor]], None]
-TURNS = 10  # of each contender
-WARM_UP = 3  # repetitions at the start of a turn, not counted
 
 
 def main() -> None:
     arguments = parse_arguments()
     hvd.init()
-    from mpi4py import MPI  # after init(): the core prepares the environment of MPI
-
-    comm = MPI.COMM_WORLD
-    store = comm.bcast(tempfile.mkdtemp(prefix="gloo-") if comm.rank == 0 else None)
-    dist.init_process_group("gloo", init_method=f"file://{store}/store", rank=comm.rank, world_size=comm.size)
-    torch.set_num_threads(1)
-
+    comm = connect()
     contenders: dict[str, Contender] = {"hvdlite": by_hvdlite, "mpi": by_mpi(comm), "gloo": by_gloo}
     results = []
     if comm.rank == 0 and not arguments.quick:
@@ -120,36 +108,29 @@ def by_mpi(comm) -> Contender:  # type: ignore[no-untyped-def]  # mpi4py is impo
     return run
 
 
-def measure(contenders: dict[str, Contender], sizes: list[int], repetitions: int, comm) -> dict[str, list[float]]:  # type: ignore[no-untyped-def]
-    """Return the seconds of each repetition by contender: those of the slowest rank."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+def measure(contenders: dict[str, Contender], sizes: list[int], repetitions: int, comm) -> dict[str, float]:  # type: ignore[no-untyped-def]
+    """Return the median seconds of a repetition by contender."""
     tensors = {name: [torch.zeros(n) for n in sizes] for name in contenders}
     total = comm.size * (comm.size + 1) / 2
-    turn = max(1, repetitions // TURNS)
-    for _ in range(-(-repetitions // turn)):
-        for name, run in contenders.items():
-            took = []
-            comm.Barrier()
-            for _ in range(WARM_UP + turn):
-                for tensor in tensors[name]:
-                    tensor.fill_(float(comm.rank + 1))
-                started = time.perf_counter()
-                run(tensors[name])
-                took.append(time.perf_counter() - started)
-            if not all(bool((tensor == total).all()) for tensor in tensors[name]):
-                raise SystemExit(f"{name}: wrong sum on rank {comm.rank}")
-            everyone = comm.allgather(took[WARM_UP:])
-            seconds[name].extend(map(max, zip(*everyone, strict=True)))
-    return seconds
+
+    def fill(name: str) -> None:
+        for tensor in tensors[name]:
+            tensor.fill_(float(comm.rank + 1))
+
+    def check(name: str) -> None:
+        if not all(bool((tensor == total).all()) for tensor in tensors[name]):
+            raise SystemExit(f"{name}: wrong sum on rank {comm.rank}")
+
+    runs = {name: functools.partial(run, tensors[name]) for name, run in contenders.items()}
+    return medians(take_turns(runs, repetitions, comm, before=fill, after_turn=check))
 
 
-def row(name: str, nbytes: int, seconds: dict[str, list[float]]) -> dict[str, object]:
-    medians = {contender: statistics.median(values) for contender, values in seconds.items()}
+def row(name: str, nbytes: int, seconds: dict[str, float]) -> dict[str, object]:
     return {
         "case": name,
         "bytes": nbytes,
-        "median_seconds": medians,
-        "times_as_fast_as": {c: medians[c] / medians["hvdlite"] for c in medians if c != "hvdlite"},
+        "median_seconds": seconds,
+        "times_as_fast_as": {c: seconds[c] / seconds["hvdlite"] for c in seconds if c != "hvdlite"},
     }
 
 
@@ -157,19 +138,6 @@ def line(result: dict) -> str:  # type: ignore[type-arg]
     medians = "  ".join(f"{name} {1e6 * s:10.0f} us" for name, s in result["median_seconds"].items())
     ratios = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in result["times_as_fast_as"].items())
     return f"{result['case']:<20} {medians}   speed against: {ratios}"
-
-
-def machine(comm) -> dict[str, object]:  # type: ignore[no-untyped-def]
-    from mpi4py import MPI
-
-    return {
-        "ranks": comm.size,
-        "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "mpi": MPI.Get_library_version().split(",")[0].strip(),
-    }
 
 
 if __name__ == "__main__":
