@@ -42,8 +42,10 @@ docs: $(VENV)/.test  ## the pages made from code: 5 s
 wheel: $(VENV)/.test  ## dist/hvdlite-*.whl: 5 s
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
-bench: $(VENV)/.demo  ## allreduce against MPI and gloo: 1 min
+bench: $(VENV)/.demo  ## allreduce against MPI and gloo, training against DDP: 5 min
 	$(BIN)/hvdrun -np 2 python benchmarks/allreduce.py
+	$(BIN)/hvdrun -np 2 python benchmarks/train.py
+	$(BIN)/python benchmarks/train.py
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) $(MPICH) build dist .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-BUCKET_BYTES = 4 * 2**20  # of a buffer, unless one parameter alone is larger
+BUCKET_BYTES = 4 * 2**20  # of a buffer
+ALONE_BYTES = 2**20  # a gradient of so many is its own buffer: to copy it into another would gain nothing
 
 
 class Bucket:
@@ -61,25 +62,29 @@ class Bucket:
             parameter.grad = view
 
 
-def cut_into_buckets(lists: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+def cut_into_buckets(lists: Sequence[Sequence[torch.Tensor]]) -> list[tuple[list[torch.Tensor], Bucket | None]]:
     """Split lists of parameters so that each piece has one dtype and one buffer's size, the last parameters first.
 
-    Lists of one are neighbours that may share a buffer; longer ones were meant to stay together.
+    Lists of one are neighbours that may share a buffer; longer ones were meant to stay together. A large parameter
+    that stands alone needs no buffer.
     """
     pieces: list[list[torch.Tensor]] = []
+    large: list[torch.Tensor] = []
     open_pieces: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameters in reversed(lists):
-        together = len(parameters) > 1
-        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-        for p in parameters:
-            by_dtype.setdefault(p.dtype, []).append(p)
-        if together:
+        if len(parameters) > 1:
+            by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+            for p in parameters:
+                by_dtype.setdefault(p.dtype, []).append(p)
             pieces.extend(by_dtype.values())
             continue
         (p,) = parameters
+        if p.nbytes >= ALONE_BYTES:
+            large.append(p)
+            continue
         piece = open_pieces.get(p.dtype)
         if piece is None or sum(one.nbytes for one in piece) + p.nbytes > BUCKET_BYTES:
             piece = open_pieces[p.dtype] = []
             pieces.append(piece)
         piece.append(p)
-    return pieces
+    return [*((piece, Bucket(piece)) for piece in pieces), *(([p], None) for p in large)]

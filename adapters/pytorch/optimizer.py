@@ -15,7 +15,7 @@ from hvdlite.lowlevel import Kind, ReduceOp, name_for, refusing, resolve_op
 
 from .adasum_optimizer import make_adasum_optimizer
 from .autograd import allreduce
-from .buckets import Bucket, cut_into_buckets
+from .buckets import cut_into_buckets
 from .compression import Compression, Compressor
 from .naming import Groups, bundle_parameters, check_passes, name_parameters, resolve_groups
 from .ops import Reduction
@@ -61,8 +61,8 @@ def DistributedOptimizer(
         groups: gradients that are reduced together: a number of groups of neighbours, or lists of parameters.
         sparse_as_dense: sparse gradients travel as dense ones. Without, their entries go to every rank.
         process_set: the ranks that train together. Others keep their own gradients.
-        gradient_as_bucket_view: gradients live in a few flat buffers, one for each of `groups`, so that nothing is
-            copied to reduce them together. Their `.grad` must not be replaced by tensors of your own.
+        gradient_as_bucket_view: gradients are views into a few flat buffers, one for each of `groups`, so that nothing
+            is copied to reduce them together. One of 1 MiB or more that is in no group is a buffer by itself.
 
     Raises:
         InvalidRequestError: an argument is wrong; the other ranks raise `RemoteError`.
@@ -149,14 +149,10 @@ class _Wrapping:
     def bundles(self, lists: Sequence[Sequence[torch.Tensor]]) -> list[Bundle]:
         """Return what the reducer needs to know of parameters."""
         sparse = isinstance(self.original, torch.optim.SparseAdam)
-        if self.settings.views:
-            lists = cut_into_buckets(lists)
+        pieces = cut_into_buckets(lists) if self.settings.views else [(one, None) for one in lists]
         return [
-            Bundle(
-                [Slot(p, _travel_name(self.name_of[p], self.settings.process_set), sparse) for p in parameters],
-                Bucket(parameters) if self.settings.views else None,
-            )
-            for parameters in lists
+            Bundle([Slot(p, _travel_name(self.name_of[p], self.settings.process_set), sparse) for p in one], bucket)
+            for one, bucket in pieces
         ]
 
 

@@ -24,3 +24,17 @@ def test_the_allreduce_benchmark_compares_three_contenders(openmpi, tmp_path):
             result["median_seconds"]["gloo"] / result["median_seconds"]["hvdlite"]
         )
         assert result["case"] in ended.out
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_training_benchmark_compares_with_ddp_and_with_no_communication(openmpi, tmp_path, size):
+    figures = tmp_path / "figures.json"
+    program = ROOT / "benchmarks" / "train.py"
+    ended = openmpi.run(size, program, "--quick", "--json", figures, timeout=110).check()
+    results = json.loads(figures.read_text())["results"]
+    assert [(r["network"], r["parameters"]) for r in results] == [("conv 0.6M", 586_250), ("MLP 10M", 9_985_290)]
+    for result in results:
+        speeds = result["steps_per_second"]
+        assert set(speeds) == {"hvdlite", "hvdlite views", "ddp", "none"}
+        assert result["times_as_fast_as"]["ddp"] == pytest.approx(speeds["hvdlite"] / speeds["ddp"])
+        assert f"{result['network']:<10} on {size}" in ended.out
