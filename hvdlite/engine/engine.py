@@ -100,8 +100,7 @@ class Engine:
 
     def poison(self, requests: Sequence[Request]) -> None:
         """Tell the other ranks of requests that were wrong here, so that they fail there too."""
-        for request in requests:
-            self._inbox.poison(request)
+        self._inbox.poison(requests)
         self.alert()
 
     def alert(self) -> None:

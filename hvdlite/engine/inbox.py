@@ -87,11 +87,11 @@ class Inbox:
                     self._in_flight[name] = submission
                     self._new.append(submission.request)
 
-    def poison(self, request: Request) -> None:
-        """Let the other ranks know that this one cannot take part (`request.problem` says why)."""
+    def poison(self, requests: Sequence[Request]) -> None:
+        """Let the other ranks know, in one message, that this one cannot take part (`problem` says why)."""
         with self._lock:
             if self._closed is None:
-                self._new.append(request)
+                self._new.extend(requests)
 
     def drain(self) -> list[Request]:
         """Return the Requests that nobody has been told of yet."""

@@ -127,7 +127,10 @@ class Coordinator:
                 culprits.update({r.group: answer.refusal for r in entry.requests.values() if r.group})
         if not culprits:
             return answers
+        answered = {next(iter(entry.requests.values())).name for entry, _ in answers}
         for name in self.ledger.names_in_groups(culprits):  # ranks that disagree on the group left these half done
+            if name in answered:  # what is open is the next try of a rank that failed locally
+                continue
             group = next(r.group for r in self.ledger.waiting[name].requests.values() if r.group in culprits)
             self.refuse(name, _with_its_group(name, culprits[group]))
         return [(entry, self._also_refused(entry, answer, culprits)) for entry, answer in answers]

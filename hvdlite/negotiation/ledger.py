@@ -40,7 +40,7 @@ class Ledger:
         self._complete: deque[Entry] = deque()
         self._groups: dict[str, dict[str, Entry]] = {}  # complete members, by name, that wait for the others
         self._sides: dict[str, dict[int, str]] = {}  # which group each rank means, by the group's name
-        self._split: list[str] = []
+        self._suspects: dict[str, None] = {}  # names of groups on which the ranks may differ
 
     @property
     def joined(self) -> list[int]:
@@ -93,9 +93,11 @@ class Ledger:
         return last
 
     def drop(self, name: str) -> dict[int, Request]:
-        """Forget an incomplete name, and return who had asked for it."""
-        self._early.pop(name, None)
-        return self._open.pop(name).requests
+        """Forget an incomplete name, and return who had asked for it. A second submission stays."""
+        entry = self._open.pop(name)
+        self._forget_sides(entry)
+        self._admit_early(name, entry.since)
+        return entry.requests
 
     def names_in_groups(self, groups: Container[str]) -> list[str]:
         """Return the incomplete names that some rank submitted as a member of one of `groups`."""
@@ -103,13 +105,15 @@ class Ledger:
 
     def take_split_groups(self) -> list[dict[str, list[int]]]:
         """Return, once, each group whose members all ranks have submitted, but not the same: identity -> set ranks."""
-        split, self._split = self._split, []
+        suspects, self._suspects = self._suspects, {}
         found = []
-        for base in split:
+        for base in suspects:
             sides: dict[str, list[int]] = {}
-            for rank, group in self._sides.pop(base, {}).items():
+            said = self._sides.get(base, {})
+            for rank, group in said.items():
                 sides.setdefault(group, []).append(rank)
-            found.append(sides)
+            if len(said) == self._size and len(sides) > 1:  # else a refusal has settled it meanwhile
+                found.append(sides)
         return found
 
     def _note_side(self, rank: int, group: str) -> None:
@@ -118,7 +122,18 @@ class Ledger:
         known = sides.get(rank)
         sides[rank] = group
         if known is None and len(sides) == self._size and len(set(sides.values())) > 1:
-            self._split.append(base)
+            self._suspects[base] = None
+
+    def _forget_sides(self, entry: Entry) -> None:
+        if not self._sides:
+            return
+        for rank, request in entry.requests.items():
+            base = request.group.partition("#")[0]
+            sides = self._sides.get(base, {})
+            if sides.get(rank) == request.group:
+                del sides[rank]
+                if not sides:
+                    del self._sides[base]
 
     def _join(self, rank: int) -> None:
         self._joined[rank] = None
@@ -135,17 +150,21 @@ class Ledger:
         del self._open[name]
         self._finish(entry)
         if self._early:
-            for rank, request, cache_id in self._early.pop(name, ()):
-                self.add(rank, request, entry.since, cache_id)
+            self._admit_early(name, entry.since)
+
+    def _admit_early(self, name: str, since: float) -> None:
+        for rank, request, cache_id in self._early.pop(name, ()):
+            self.add(rank, request, since, cache_id)
 
     def _finish(self, entry: Entry) -> None:
         requests = iter(entry.requests.values())
         request = next(requests)
         if not request.group or any(other.group != request.group for other in requests):
+            self._forget_sides(entry)
             self._complete.append(entry)  # a group on which the ranks differ is refused at once
             return
         members = self._groups.setdefault(request.group, {})
         members[request.name] = entry
         if len(members) >= request.group_size:
-            self._sides.pop(request.group.partition("#")[0], None)
+            self._forget_sides(entry)
             self._complete.extend(self._groups.pop(request.group).values())

@@ -220,6 +220,80 @@ def test_a_wrong_call_and_its_retry_meet_the_right_calls_of_the_others(on_ranks)
     assert on_ranks(SIZE, body) == [expected] * SIZE
 
 
+GROUPED = {
+    "allreduce": lambda tensors, name: hvd.grouped_allreduce(tensors, op=hvd.Sum, name=name),
+    "allgather": hvd.grouped_allgather,
+    "reducescatter": lambda tensors, name: hvd.grouped_reducescatter(tensors, name, hvd.Sum),
+}
+
+
+def tries_of_groups(rank, call, lengths):
+    """Call once for each length under one name; each rank is wrong now and then, and goes on at once."""
+    seen = []
+    for k, n in enumerate(lengths):
+        tensors = [np.array([rank + k, i, 5]) for i in range(n)]
+        if k % (SIZE + 1) == rank:
+            tensors[-1] = np.array(["a"])
+        try:
+            seen.append([float(np.sum(x)) for x in call(tensors, "w")])
+        except (hvd.HorovodInternalError, hvd.UnsupportedDtypeError):
+            seen.append(None)
+    hvd.barrier()  # a rank that ended meanwhile would be a reason of its own
+    return seen
+
+
+@pytest.mark.parametrize("changing", [False, True])
+@pytest.mark.parametrize("kind", GROUPED)
+def test_a_refused_group_and_its_retry_meet_the_right_calls_of_the_others(on_ranks, kind, changing):
+    lengths = [2 + (k // 2 % 3 if changing else 0) for k in range(40)]
+
+    def body(rank):
+        return tries_of_groups(rank, GROUPED[kind], lengths)
+
+    for rank, seen in enumerate(on_ranks(SIZE, body)):
+        for k, (sums, n) in enumerate(zip(seen, lengths, strict=True)):
+            assert sums == (None if k % (SIZE + 1) < SIZE else [expected_sum(kind, rank, k, i) for i in range(n)])
+
+
+def expected_sum(kind, rank, k, i):
+    mine = [3 * k + 3, 3 * i, 15]  # of all ranks; reducescatter gives each one row
+    return mine[rank] if kind == "reducescatter" else sum(mine)
+
+
+def test_the_groups_of_a_step_go_on_after_some_were_refused(on_ranks):
+    # As an optimizer does: all groups of a step start before any is waited for.
+    # In every other step one rank is wrong in the last one, two or three; after three it goes on at once.
+    def wrong(step, g):
+        return step % 2 == 0 and g >= step // 2 % 3
+
+    def body(rank):
+        seen = []
+        for step in range(36):
+            handles = []
+            for g in range(3):
+                tensors = [np.array([rank + step]), np.array([rank + g])]
+                if wrong(step, g) and rank == step // 6 % SIZE:
+                    tensors[1] = np.array(["a"])
+                try:
+                    handles.append(hvd.grouped_allreduce_async(tensors, op=hvd.Sum, name=f"g{g}"))
+                except hvd.UnsupportedDtypeError:
+                    handles.append(None)
+            seen.append([result_of(handle) for handle in handles])
+        hvd.barrier()
+        return seen
+
+    for seen in on_ranks(SIZE, body):
+        for step, sums in enumerate(seen):
+            assert sums == [None if wrong(step, g) else [3 + 3 * step, 3 + 3 * g] for g in range(3)]
+
+
+def result_of(handle):
+    try:
+        return None if handle is None else [int(x[0]) for x in handle.wait()]
+    except hvd.HorovodInternalError:
+        return None
+
+
 # Names
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from hvdlite.errors import HorovodInternalError, MismatchError, RemoteError, StallError
@@ -221,6 +223,37 @@ def test_a_member_refused_early_is_refused_only_on_the_ranks_that_asked():
     refused = {entry.name: entry for entry in one.decide().entries}
     assert refused["b"].joined == (1,)
     assert refused["a"].joined == ()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_next_try_of_a_rank_that_failed_is_not_refused_with_the_group(order):
+    one = coordinator(3)
+    for rank in order:
+        if rank == 2:
+            say(one, 2, *[Request(Kind.ALLREDUCE, name, problem="no") for name in "ab"])
+            say(one, 2, group("a"), group("b"))
+        else:
+            say(one, rank, group("a"), group("b"))
+    entries = one.decide().entries
+    assert [(entry.name, entry.joined) for entry in entries] == [("a", ()), ("b", ())]
+    assert all(isinstance(entry.refusal.exception(), RemoteError) for entry in entries)
+    say(one, 0, group("a"), group("b"))
+    assert one.decide() is None
+    say(one, 1, group("a"), group("b"))
+    assert [(entry.name, entry.refusal) for entry in one.decide().entries] == [("a", None), ("b", None)]
+
+
+def test_the_next_try_outlives_a_group_on_which_the_others_disagree():
+    one = coordinator(3)
+    say(one, 2, *[Request(Kind.ALLREDUCE, name, problem="no") for name in "ab"])
+    say(one, 2, group("a"), group("b"))
+    say(one, 0, group("a"), group("b"))
+    say(one, 1, allreduce("a", group="ac", group_size=2), allreduce("c", group="ac", group_size=2))
+    assert [(entry.name, entry.joined) for entry in one.decide().entries] == [("a", ()), ("b", (1,)), ("c", (0, 2))]
+    say(one, 0, group("a"), group("b"))
+    say(one, 1, group("a"), group("b"))
+    assert [(entry.name, entry.refusal) for entry in one.decide().entries] == [("a", None), ("b", None)]
+    assert not one.ledger.waiting
 
 
 def test_an_announced_member_of_an_incomplete_group_is_not_evicted():

@@ -20,7 +20,7 @@ def submission(name, kind=Kind.ALLREDUCE):
 def test_requests_are_handed_out_once_in_the_order_of_submission():
     inbox = Inbox()
     inbox.submit([submission("a")])
-    inbox.poison(Request(Kind.ALLREDUCE, "p", problem="no"))
+    inbox.poison([Request(Kind.ALLREDUCE, "p", problem="no")])
     inbox.submit([submission("b"), submission("c")])
     assert [request.name for request in inbox.drain()] == ["a", "p", "b", "c"]
     assert inbox.drain() == []
@@ -29,9 +29,15 @@ def test_requests_are_handed_out_once_in_the_order_of_submission():
 
 def test_a_failed_try_is_announced_before_its_retry():
     inbox = Inbox()
-    inbox.poison(Request(Kind.ALLREDUCE, "w", problem="no"))
+    inbox.poison([Request(Kind.ALLREDUCE, "w", problem="no")])
     inbox.submit([submission("w")])
     assert [request.problem for request in inbox.drain()] == ["no", ""]
+
+
+def test_a_refused_group_is_announced_in_one_piece():
+    inbox = Inbox()
+    inbox.poison([Request(Kind.ALLREDUCE, name, problem="no") for name in "ab"])
+    assert [request.name for request in inbox.drain()] == ["a", "b"]
 
 
 def test_a_finished_name_is_free_again():
@@ -102,7 +108,7 @@ def test_closing_fails_what_is_there_and_what_comes():
     assert len({id(error) for error in errors}) == 3  # each its own, so that tracebacks do not mix
     with pytest.raises(ShutdownError, match="gone: c"):
         inbox.submit([submission("c")])
-    inbox.poison(Request(Kind.ALLREDUCE, "p", problem="no"))
+    inbox.poison([Request(Kind.ALLREDUCE, "p", problem="no")])
     assert inbox.drain() == []
     assert inbox.in_flight == {}
 

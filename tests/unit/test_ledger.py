@@ -151,12 +151,78 @@ def test_the_last_rank_to_join_is_returned_once_and_forgotten(size):
 def test_a_dropped_name_is_forgotten_and_tells_who_wanted_it():
     ledger = Ledger(3)
     ledger.add(2, allreduce("w"), now=0)
-    ledger.add(2, allreduce("w"), now=0)
     assert set(ledger.drop("w")) == {2}
     assert not ledger.waiting
     for rank in range(3):
         ledger.add(rank, allreduce("w"), now=0)
     assert complete(ledger) == ["w"]
+
+
+def test_an_early_second_submission_outlives_a_dropped_first():
+    ledger = Ledger(3)
+    ledger.add(2, allreduce("w", problem="first try"), now=1)
+    ledger.add(2, allreduce("w"), now=2)
+    assert ledger.drop("w")[2].problem == "first try"
+    assert ledger.missing("w") == [0, 1]
+    ledger.add(0, allreduce("w"), now=3)
+    ledger.add(1, allreduce("w"), now=3)
+    (entry,) = ledger.take_complete()
+    assert entry.requests[2].problem == ""
+
+
+def long_group(name):
+    return group(name, of="g#3#x", size=3)
+
+
+def short_group(name):
+    return group(name, of="g#2#x", size=2)
+
+
+def test_groups_of_one_name_that_differ_are_split():
+    ledger = Ledger(2)
+    ledger.add(0, short_group("a"), now=0)
+    assert ledger.take_split_groups() == []
+    ledger.add(1, long_group("c"), now=0)
+    assert ledger.take_split_groups() == [{"g#2#x": [0], "g#3#x": [1]}]
+    assert ledger.take_split_groups() == []
+
+
+def test_a_refused_group_may_be_tried_again_with_other_members():
+    # Rank 2 fails locally and comes back at once with more tensors: it means the next group of that name.
+    ledger = Ledger(3)
+    for name in "ab":
+        ledger.add(2, allreduce(name, problem="no"), now=0)
+    for name in "cde":
+        ledger.add(2, long_group(name), now=0)
+    for rank in (0, 1):
+        for name in "ab":
+            ledger.add(rank, short_group(name), now=0)
+    assert ledger.take_split_groups() == []
+    assert complete(ledger) == ["a", "b"]
+    for rank in (0, 1):
+        for name in "cde":
+            ledger.add(rank, long_group(name), now=0)
+    assert ledger.take_split_groups() == []
+    assert complete(ledger) == ["c", "d", "e"]
+
+
+def test_two_groups_of_one_name_may_be_in_flight():
+    ledger = Ledger(2)
+    for rank in (0, 1):
+        for name in "ab":
+            ledger.add(rank, short_group(name), now=0)
+        for name in "cde":
+            ledger.add(rank, long_group(name), now=0)
+        assert ledger.take_split_groups() == []
+    assert complete(ledger) == list("abcde")
+
+
+def test_a_dropped_group_leaves_no_opinion_of_its_ranks():
+    ledger = Ledger(2)
+    ledger.add(0, short_group("a"), now=0)
+    ledger.drop("a")
+    ledger.add(1, long_group("c"), now=0)
+    assert ledger.take_split_groups() == []
 
 
 def test_names_in_groups_finds_incomplete_members():

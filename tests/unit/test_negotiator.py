@@ -208,7 +208,7 @@ class Calls:
 
     def call(self, rank, name, k):
         if (rank, name, k) in self.wrong:
-            self.job.ranks[rank].inbox.poison(Request(Kind.ALLREDUCE, name, problem="wrong here"))
+            self.job.ranks[rank].inbox.poison([Request(Kind.ALLREDUCE, name, problem="wrong here")])
             self.outcomes[rank, name, k] = "raised here"
         else:
             request = allreduce(name)._replace(shape=self.shape(rank, name, k))
@@ -262,7 +262,7 @@ def test_refused_calls_never_shift_later_ones(seed):
 def test_a_retry_is_not_taken_for_the_refused_first_try():
     # Rank 1 fails locally and tries again at once, before rank 0 has come at all.
     job = Job(2)
-    job.ranks[1].inbox.poison(Request(Kind.ALLREDUCE, "w", problem="wrong here"))
+    job.ranks[1].inbox.poison([Request(Kind.ALLREDUCE, "w", problem="wrong here")])
     (retry,) = job.ranks[1].submit(allreduce("w"))
     job.settle()
     (first,) = job.ranks[0].submit(allreduce("w"))
