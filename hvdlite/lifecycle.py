@@ -16,9 +16,10 @@ from hvdlite.comm.mpi_env import mpi_environment
 from hvdlite.config import Config
 from hvdlite.errors import ConfigError, InvalidRequestError, LaunchError
 from hvdlite.exits import ExitWatch
+from hvdlite.messages import Kind
 from hvdlite.objects import allgather_object
 from hvdlite.observe import log
-from hvdlite.process_set import ProcessSet, global_process_set
+from hvdlite.process_set import ProcessSet, check_process_set, global_process_set
 from hvdlite.runtime import Runtime
 
 
@@ -221,7 +222,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         try:
             process_set = ProcessSet(process_set)
         except InvalidRequestError as error:
-            running.refuse_process_set(str(error))
+            running.refuse_process_set(Kind.ADD_PROCESS_SET, str(error))
             raise
     if process_set.mpi_comm is not None:
         raise NotImplementedError("a process set over an MPI communicator can only be given to hvd.init().")
@@ -236,8 +237,16 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     Returns:
         False if it was not registered, or is the set of all ranks.
+
+    Raises:
+        InvalidRequestError: this is no `ProcessSet` here, or on another rank.
     """
     running = runtime.current("hvd.remove_process_set()")
+    try:
+        check_process_set(process_set)
+    except InvalidRequestError as error:
+        running.refuse_process_set(Kind.REMOVE_PROCESS_SET, str(error))
+        raise
     set_id = process_set.process_set_id
     if set_id is None or set_id == global_process_set.process_set_id:
         return False

@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -26,7 +28,7 @@ from hvdlite.engine.handle import GroupHandle, Handle
 from hvdlite.engine.inbox import Allocate, Submission
 from hvdlite.errors import HorovodInternalError, InvalidRequestError
 from hvdlite.messages import JOIN_NAME, Kind, Request
-from hvdlite.process_set import ProcessSet
+from hvdlite.process_set import GLOBAL_ID, ProcessSet, check_process_set
 
 __all__ = [
     "BFLOAT16",
@@ -35,9 +37,11 @@ __all__ = [
     "Handle",
     "HorovodBasics",
     "Item",
+    "KeptName",
     "Kind",
     "ReduceOp",
     "asynchronous",
+    "check_process_set",
     "group_names",
     "name_for",
     "refusing",
@@ -78,11 +82,34 @@ class Item(NamedTuple):
 
 def name_for(kind: Kind | str, name: str | None, process_set: ProcessSet) -> str:
     """Return `name`, or the next one for an operation without a name."""
-    if name is not None:
-        return name if isinstance(name, str) else str(name)  # scripts number their tensors
     kind = kind.value if isinstance(kind, Kind) else kind
     run = runtime.current(kind)
-    return run.next_name(kind, process_set.process_set_id)
+    if name is not None:
+        return name if isinstance(name, str) else str(name)  # scripts number their tensors
+    # Under what is no set, the name that the others use in the set of all, so that `refusing` can tell them.
+    return run.next_name(kind, process_set.process_set_id if isinstance(process_set, ProcessSet) else GLOBAL_ID)
+
+
+class KeptName:
+    """A name for the operations of one object, the same on all ranks.
+
+    Each `init()` starts to count anew, and other ranks' objects may be new then; so it is asked for again after that,
+    and a copy or pickle comes without one.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._name = kind, ""
+        self._run: weakref.ref[runtime.Runtime] | None = None
+
+    def get(self, process_set: ProcessSet) -> str:
+        """Return the name. The ranks of the set must ask for theirs in the same order."""
+        run = runtime.current(self._kind)
+        if self._run is None or self._run() is not run:
+            self._run, self._name = weakref.ref(run), name_for(self._kind, None, process_set)
+        return self._name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeptName, (self._kind,)
 
 
 def group_names(base: str, n: int) -> list[str]:
@@ -95,15 +122,22 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
     if op is not None and average is not None:
         raise InvalidRequestError(f"op={op!r} and average={average!r} are both given; give one.")
     if average is not None:
+        _check_average(average)
         _warn_of_average(average)
     if op is None:
-        return ReduceOp.SUM if average is False else ReduceOp.AVERAGE
+        return ReduceOp.AVERAGE if average is None or average else ReduceOp.SUM
     try:
         return ReduceOp(op)
     except ValueError as error:
         raise InvalidRequestError(
             f"op={op!r}: expected one of {', '.join(o.name.title() for o in ReduceOp)}."
         ) from error
+
+
+def _check_average(average: object) -> None:
+    if not isinstance(average, Real | np.bool_) or average not in (0, 1):
+        for_a_name = f"; for a name say name={average!r}" if isinstance(average, str) else ""
+        raise InvalidRequestError(f"average={average!r}: expected True or False{for_a_name}.")
 
 
 def _warn_of_average(average: bool) -> None:
@@ -148,7 +182,7 @@ class refusing:
     __slots__ = ("_engine", "_kind", "_names")
 
     def __init__(self, kind: Kind, names: Sequence[str], process_set: ProcessSet) -> None:
-        self._engine = runtime.current(kind.value).engine_of(process_set.process_set_id)
+        self._engine = _engine_of(process_set, kind, names)
         self._kind, self._names = kind, names
 
     def __enter__(self) -> Engine:
@@ -156,7 +190,8 @@ class refusing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):  # any: whatever it is, this rank will not come
-            self._engine.poison([Request(self._kind, name, problem=str(error)) for name in self._names])
+            problem = str(error) or repr(error)
+            self._engine.poison([Request(self._kind, name, problem=problem) for name in self._names])
 
 
 def start(
@@ -213,7 +248,8 @@ def start(
 
 def start_empty(kind: Kind, name: str, process_set: ProcessSet, convert: Callable[[Any], Any] | None = None) -> Handle:
     """Submit an operation without a tensor: barrier or join."""
-    engine = runtime.current(kind.value).engine_of(process_set.process_set_id)
+    # A join cannot be refused: the others wait for whoever has not joined.
+    engine = _engine_of(process_set, kind, [] if kind is Kind.JOIN else [name])
     handle = Handle(name, convert, engine)
     engine.submit([Submission(Request(kind, name), handle)])
     return handle
@@ -224,6 +260,17 @@ def register_kernel(
 ) -> None:
     """Let a framework's kernel reduce a half type. See `Kernels.register` for what `fn` must do."""
     runtime.current("hvdlite.lowlevel.register_kernel()").register_kernel(dtype, op, fn)
+
+
+def _engine_of(process_set: ProcessSet, kind: Kind, names: Sequence[str]) -> Engine:
+    """Return who serves the set. If it is none at all, the ranks of the set of all hear of it, too."""
+    run = runtime.current(kind.value)
+    try:
+        check_process_set(process_set)
+    except InvalidRequestError as error:
+        run.engine_of(GLOBAL_ID).poison([Request(kind, name, problem=str(error)) for name in names])
+        raise
+    return run.engine_of(process_set.process_set_id)
 
 
 def _submission(request: Request, item: Item, engine: Engine) -> Submission:

@@ -31,7 +31,8 @@ def broadcast_object(
         InvalidRequestError: on the root, if its object cannot be pickled; the others raise `HorovodInternalError`.
     """
     base = name_for("broadcast_object", name, process_set)
-    is_root = process_set.included() and _is_me(root_rank)
+    # What is no set is refused by broadcast(), which tells the others.
+    is_root = isinstance(process_set, ProcessSet) and process_set.included() and _is_me(root_rank)
     payload, problem = _pickled(obj) if is_root else (np.empty(0, np.uint8), None)
     length = np.array([-payload.size if problem else payload.size], np.int64)
     length = api.broadcast(length, root_rank, f"{base}.length", process_set)

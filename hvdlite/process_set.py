@@ -67,6 +67,15 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
 
+def check_process_set(process_set: object) -> None:
+    """Raise `InvalidRequestError` if this is no `ProcessSet`, such as None or a list of ranks."""
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidRequestError(
+            f"process_set={process_set!r}: expected a ProcessSet, such as hvd.global_process_set or what "
+            "hvd.add_process_set() has returned."
+        )
+
+
 def _make_global() -> ProcessSet:
     everyone = ProcessSet([])
     everyone.process_set_id = GLOBAL_ID

@@ -127,10 +127,9 @@ class Runtime:
         problem = self._problem_with(ranks)
         return int(self._change_sets(Kind.ADD_PROCESS_SET, tuple(sorted(ranks)), problem))
 
-    def refuse_process_set(self, problem: str) -> None:
-        """Let the other ranks' `add_process_set` fail, too: this rank's arguments were wrong."""
+    def refuse_process_set(self, kind: Kind, problem: str) -> None:
+        """Let the other ranks' call of this kind fail, too: this rank's arguments were wrong."""
         engine = self.engine_of(WORLD)
-        kind = Kind.ADD_PROCESS_SET
         engine.poison([Request(kind, self.next_name(kind.value, WORLD), problem=problem)])
 
     def remove_process_set(self, set_id: int) -> bool:

@@ -108,6 +108,8 @@ class _DistributedAdasum(Wrapped):
             raise
         return loss
 
+    step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step() calls the hooks
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes come before step(). It is for you to make them."""
         check_passes(passes)

@@ -15,9 +15,9 @@ import torch
 from torch.autograd import Function
 
 from hvdlite import Average, InvalidRequestError, ProcessSet, global_process_set, rank
-from hvdlite.lowlevel import GroupHandle, Kind, ReduceOp, name_for
+from hvdlite.lowlevel import GroupHandle, Kind, ReduceOp, name_for, refusing
 
-from .compression import Compression, Compressor
+from .compression import Compression, Compressor, check_compressor
 from .ops import (
     Reduction,
     Tensors,
@@ -57,7 +57,7 @@ def allreduce(
     """
     names = [name_for(Kind.ALLREDUCE, name, process_set)]
     reduction = reduction_for(Kind.ALLREDUCE, names, op, average, prescale_factor, postscale_factor, process_set)
-    return _compressed(reduce_tensors, [tensor], names, reduction, compression)[0]
+    return _compressed(Kind.ALLREDUCE, [tensor], names, reduction, compression)[0]
 
 
 def grouped_allreduce(
@@ -73,7 +73,7 @@ def grouped_allreduce(
     """Like `allreduce` on each of `tensors`, which become ready together: all are reduced, or all raise."""
     names = names_of_group("grouped_allreduce", name, tensors, process_set)
     reduction = reduction_for(Kind.ALLREDUCE, names, op, average, prescale_factor, postscale_factor, process_set)
-    return _compressed(reduce_tensors, tensors, names, reduction, compression)
+    return _compressed(Kind.ALLREDUCE, tensors, names, reduction, compression)
 
 
 def reducescatter(
@@ -94,7 +94,7 @@ def reducescatter(
     """
     names = [name_for(Kind.REDUCESCATTER, name, process_set)]
     reduction = reduction_for(Kind.REDUCESCATTER, names, op, None, prescale_factor, postscale_factor, process_set)
-    return _compressed(scatter_tensors, [tensor], names, reduction, compression)[0]
+    return _compressed(Kind.REDUCESCATTER, [tensor], names, reduction, compression)[0]
 
 
 def grouped_reducescatter(
@@ -109,7 +109,7 @@ def grouped_reducescatter(
     """Like `reducescatter` on each of `tensors`, which become ready together."""
     names = names_of_group("grouped_reducescatter", name, tensors, process_set)
     reduction = reduction_for(Kind.REDUCESCATTER, names, op, None, prescale_factor, postscale_factor, process_set)
-    return _compressed(scatter_tensors, tensors, names, reduction, compression)
+    return _compressed(Kind.REDUCESCATTER, tensors, names, reduction, compression)
 
 
 def allgather(
@@ -285,10 +285,13 @@ def _gradient_names(names: Sequence[str]) -> list[str]:
 
 
 def _compressed(
-    reduce: Any, tensors: Tensors, names: Sequence[str], reduction: Reduction, compression: type[Compressor]
+    kind: Kind, tensors: Tensors, names: Sequence[str], reduction: Reduction, compression: type[Compressor]
 ) -> list[torch.Tensor]:
     """Compress, reduce, decompress. The graph, if any, goes through the casts."""
-    pairs = [compression.compress(tensor) for tensor in tensors]
+    with refusing(kind, names, reduction.process_set):
+        check_compressor(compression)
+        pairs = [compression.compress(tensor) for tensor in tensors]
+    reduce = reduce_tensors if kind is Kind.ALLREDUCE else scatter_tensors
     reduced = reduce([tensor for tensor, _ in pairs], names, reduction)
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
 

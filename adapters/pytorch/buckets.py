@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from hvdlite import InvalidRequestError
+
+from .tensors import describe
+
 BUCKET_BYTES = 4 * 2**20  # of a buffer
 ALONE_BYTES = 2**20  # a gradient of so many is its own buffer: to copy it into another would gain nothing
 
@@ -27,13 +31,21 @@ class Bucket:
             self.views.append(self.memory[start : start + p.numel()].as_strided(p.shape, strides))
             start += p.numel()
 
+    def holds(self, i: int) -> bool:
+        """Return whether the gradient of parameter i lives in the buffer."""
+        return self.parameters[i].grad is self.views[i]
+
     def adopt(self, i: int) -> None:
         """Let the gradient of parameter i live in the buffer. One that is sparse waits until `fill`."""
         parameter, view = self.parameters[i], self.views[i]
         gradient = parameter.grad
         if gradient is not view and gradient is not None and not gradient.is_sparse:
-            with torch.no_grad():
-                view.copy_(gradient)
+            if gradient.dtype is not view.dtype or gradient.shape != view.shape:
+                raise InvalidRequestError(
+                    f"a parameter became {describe(parameter)}, with a buffer for {describe(view)}: change dtypes and "
+                    "shapes before the optimizer is wrapped."
+                )
+            view.copy_(gradient.detach())
             parameter.grad = view
 
     def fill(self) -> list[tuple[torch.Tensor, torch.Tensor]]:

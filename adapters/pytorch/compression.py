@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from hvdlite import InvalidRequestError
+
 
 class Compressor:
     """What `compression=` may be: this class, or one of your own, with these two static methods."""
@@ -67,3 +69,9 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+def check_compressor(compression: object) -> None:
+    """Raise `InvalidRequestError` if this is not what `compression=` may be."""
+    if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
+        raise InvalidRequestError(f"compression={compression!r}: expected a Compressor, such as hvd.Compression.none.")

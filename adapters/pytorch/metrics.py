@@ -48,9 +48,10 @@ def metric_average(
     problem: InvalidRequestError | None = None
     mine: tuple[float | None, dict[Any, float]] | None = None
     try:
-        mine = _checked_weight(base, weight), _as_floats(base, value)
-    except InvalidRequestError as error:
-        problem = error
+        mine = _checked_weight(weight), _as_floats(value)
+    except Exception as error:  # any: the other ranks wait
+        problem = InvalidRequestError(f"metric_average {base!r}: {str(error) or repr(error)}")
+        problem.__cause__ = error
     everyone = allgather_object((rank(), str(problem or ""), mine), base, process_set)
     if problem is not None:
         raise problem
@@ -64,7 +65,7 @@ def metric_average(
     return _like(value, means[_ALONE])
 
 
-def _as_floats(base: str, value: Any) -> dict[Any, float]:
+def _as_floats(value: Any) -> dict[Any, float]:
     named = value if isinstance(value, Mapping) else {_ALONE: value}
     for key, one in named.items():
         if isinstance(one, torch.Tensor) and one.ndim == 0 and not one.is_complex():
@@ -72,18 +73,26 @@ def _as_floats(base: str, value: Any) -> dict[Any, float]:
         if not isinstance(one, Real):
             of = f" of {key!r}" if isinstance(value, Mapping) else ""
             raise InvalidRequestError(
-                f"metric_average {base!r}: expected a number, a tensor without dimensions or a dict of these, got "
+                "expected a number, a tensor without dimensions or a dict of these, got "
                 f"{type(one).__name__}{of}: {one!r:.80}"
             )
-    return {key: float(one.detach() if isinstance(one, torch.Tensor) else one) for key, one in named.items()}
+    return {key: _as_float(one, f"{key!r}: " if key != _ALONE else "") for key, one in named.items()}
 
 
-def _checked_weight(base: str, weight: Any) -> float | None:
+def _as_float(one: Any, where: str) -> float:
+    try:
+        return float(one.detach() if isinstance(one, torch.Tensor) else one)
+    except (OverflowError, ValueError, TypeError, RuntimeError) as error:
+        raise InvalidRequestError(f"{where}{one!r:.80} cannot become a float: {error}") from error
+
+
+def _checked_weight(weight: Any) -> float | None:
     if weight is None:
         return None
-    if not isinstance(weight, Real) or not 0 <= float(weight) < float("inf"):
-        raise InvalidRequestError(f"metric_average {base!r}: weight={weight!r}: expected a number of samples.")
-    return float(weight)
+    number = _as_float(weight, "weight=") if isinstance(weight, Real) else -1.0
+    if not 0 <= number < float("inf"):
+        raise InvalidRequestError(f"weight={weight!r}: expected a number of samples.")
+    return number
 
 
 def _check_alike(base: str, everyone: Mapping[int, tuple[float | None, dict[Any, float]]]) -> None:

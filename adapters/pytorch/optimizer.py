@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from hvdlite.lowlevel import Kind, ReduceOp, name_for, refusing, resolve_op
 from .adasum_optimizer import make_adasum_optimizer
 from .autograd import allreduce
 from .buckets import cut_into_buckets
-from .compression import Compression, Compressor
+from .compression import Compression, Compressor, check_compressor
 from .naming import Groups, bundle_parameters, check_passes, name_parameters, resolve_groups
 from .ops import Reduction
 from .reducer import GradientReducer
@@ -69,24 +69,25 @@ def DistributedOptimizer(
         MismatchError: ranks have different parameters or arguments. It says which.
         NotImplementedError: Adasum over a process set.
     """
-    settings = _Settings(
-        resolve_op(op, None), gradient_predivide_factor, compression, backward_passes_per_step, process_set,
-        sparse_as_dense, gradient_as_bucket_view,
-    )  # fmt: skip
     if num_groups:
         warnings.warn("num_groups is deprecated; use groups.", DeprecationWarning, stacklevel=2)
     groups = resolve_groups(num_groups, groups)
-    together = process_set.included() and process_set.size() != 1
     asked = name_for("DistributedOptimizer", None, process_set)
+    together = process_set.included() and process_set.size() != 1
     with refusing(Kind.ALLGATHER, [asked], process_set) if together else nullcontext():
+        settings = _Settings(
+            resolve_op(op, None), gradient_predivide_factor, compression, backward_passes_per_step, process_set,
+            sparse_as_dense, gradient_as_bucket_view,
+        )  # fmt: skip
         _check(optimizer, settings)
         name_of = name_parameters(optimizer.param_groups, named_parameters)
         lists = bundle_parameters(list(name_of), groups)
-    if together:
         options = {"optimizer": type(optimizer).__name__, **settings.described()}
         if groups is not None:
             options["groups"] = f"{len(lists)} groups"
-        check_signature(signature_of(name_of, options), asked, process_set)
+        signature = signature_of(name_of, options)
+    if together:
+        check_signature(signature, asked, process_set)
     if settings.op is ReduceOp.ADASUM:
         return make_adasum_optimizer(optimizer, name_of, compression, backward_passes_per_step, process_set)
     return _distributed(optimizer, settings, name_of, lists)
@@ -214,42 +215,46 @@ class _Distributed(Wrapped):
         reducer = self._wrapping.reducer
         return nullcontext() if reducer is None else reducer.paused()
 
-    def step(self, closure: Callable[[], Any] | None = None, **arguments: Any) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Synchronize, and let the optimizer do its step. Collective.
 
         Args:
             closure: computes the loss and its gradients anew. The gradients are reduced each time, and the loss
                 is averaged over the ranks, so that all come to the same decisions.
-            arguments: further ones, for the optimizer.
+            args, kwargs: further arguments of the optimizer's own step().
         """
         wrapping, reducer = self._wrapping, self._wrapping.reducer
+        evaluates = callable(closure)
         if reducer is not None:
-            if wrapping.skipping and reducer.in_flight:
-                raise OrderError("step() within skip_synchronize(), but gradients are in flight: synchronize() first.")
-            if wrapping.synchronized == reducer.rounds > 0 and not wrapping.skipping and closure is None:
+            if wrapping.skipping and reducer.unreduced:
+                raise OrderError(
+                    "step() within skip_synchronize(), but gradients are not reduced: synchronize() first."
+                )
+            if wrapping.synchronized == reducer.rounds > 0 and not wrapping.skipping and not evaluates:
                 warnings.warn(_STEP_AFTER_SYNCHRONIZE, stacklevel=2)
-            if reducer.in_flight or (closure is None and not wrapping.skipping):
+            if reducer.in_flight or not (evaluates or wrapping.skipping):
                 reducer.finish()
             reducer.begin_step()
         wrapping.synchronized = 0
         # A scheduler that was made for the original optimizer warns unless that has stepped.
         wrapping.original._opt_called = True  # type: ignore[attr-defined]
-        if closure is None:
-            return super().step(**arguments)
-        return super().step(closure if reducer is None or wrapping.skipping else self._reducing(closure), **arguments)
+        if closure is None and not args:
+            return super().step(**kwargs)
+        if reducer is not None and closure is not None and evaluates and not wrapping.skipping:
+            closure = self._reducing(closure)
+        return super().step(closure, *args, **kwargs)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, after those in flight have arrived: collective then."""
+    step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step() calls the hooks, after reducing
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clear the gradients, after those in flight have arrived (collective then). Arguments as for the optimizer."""
         reducer = self._wrapping.reducer
         try:
-            if reducer is not None and reducer.in_flight:
-                with suppress(OrderError):  # wrong gradients may be cleared
-                    reducer.finish()
-        finally:
-            super().zero_grad(set_to_none)
-            self._wrapping.synchronized = 0
             if reducer is not None:
-                reducer.begin_round()
+                reducer.clear()
+        finally:
+            super().zero_grad(*args, **kwargs)
+            self._wrapping.synchronized = 0
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are added up, from the next step on."""
@@ -266,10 +271,13 @@ class _Distributed(Wrapped):
         super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, whose gradients are reduced under default names."""
+        """Add parameters, whose gradients are reduced under default names. Collective: ranks compare them."""
         super().add_param_group(param_group)
         wrapping, i = self._wrapping, len(self.param_groups) - 1
         added = {p: f"noname.{i}.{j}" for j, p in enumerate(self.param_groups[i]["params"])}
+        if wrapping.reducer is not None:
+            process_set = wrapping.settings.process_set
+            check_signature(signature_of(added, {}), name_for("add_param_group", None, process_set), process_set)
         wrapping.name_of.update(added)
         lists = [[p] for p in added]
         wrapping.lists = [*wrapping.lists, *lists]
@@ -286,10 +294,12 @@ class _Distributed(Wrapped):
         assert reducer is not None
 
         def reduced() -> Any:
-            loss = closure()
+            name, process_set = f"{wrapping.name}.loss", wrapping.settings.process_set
+            with refusing(Kind.ALLREDUCE, [name], process_set):  # for the others, if the closure raises
+                loss = closure()
             reducer.finish()
             reducer.begin_round()
-            return _mean_over_ranks(loss, f"{wrapping.name}.loss", wrapping.settings.process_set)
+            return _mean_over_ranks(loss, name, process_set)
 
         return reduced
 
@@ -319,6 +329,13 @@ class _Distributed(Wrapped):
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         return self._wrapping.name_of
 
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        return {p for p in self._wrapping.name_of if p.requires_grad}
+
+
+_DistributedOptimizer = _Distributed  # the name that other packages look for
+
 
 def _mean_over_ranks(loss: Any, name: str, process_set: ProcessSet) -> Any:
     """Return the mean of the losses that a closure returned on the ranks: a tensor or a number, as it was given."""
@@ -339,10 +356,15 @@ def _check(optimizer: Any, settings: _Settings) -> None:
     if isinstance(optimizer, Wrapped):
         raise InvalidRequestError("this optimizer is distributed already; wrap the original one, once.")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidRequestError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+        raise InvalidRequestError(
+            f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}. Wrap the optimizer, not the model."
+        )
+    check_compressor(settings.compression)
     op = settings.op.name.title()
     if settings.op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
         raise InvalidRequestError(f"op={op}: expected Average, Sum or Adasum.")
+    if not 0 < settings.predivide < float("inf"):
+        raise InvalidRequestError(f"gradient_predivide_factor={settings.predivide!r}: expected a number above 0.")
     if settings.predivide != 1.0 and settings.op is not ReduceOp.AVERAGE:
         raise InvalidRequestError(f"gradient_predivide_factor={settings.predivide} with op={op}: it needs op=Average.")
     if settings.views and settings.op is ReduceOp.ADASUM:

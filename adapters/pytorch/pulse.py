@@ -25,11 +25,13 @@ class News(NamedTuple):
 
     Attributes:
         incomplete: some rank's backward() ended without the last gradient of some parameter.
+        failed: some rank's backward() raised.
         rounds_differ: the ranks have reduced gradients a different number of times since their last step().
         frozen_differ: `requires_grad` of some parameter differs between ranks.
     """
 
     incomplete: bool
+    failed: bool
     rounds_differ: bool
     frozen_differ: bool
 
@@ -37,12 +39,12 @@ class News(NamedTuple):
 class Pulse:
     """One rank's numbers, on their way."""
 
-    def __init__(self, name: str, incomplete: bool, rounds: int, frozen: Iterable[str]) -> None:
+    def __init__(self, name: str, incomplete: bool, failed: bool, rounds: int, frozen: Iterable[str]) -> None:
         self.name = name
         self.handle: Handle | GroupHandle | None = None
         crc = zlib.crc32(repr(list(frozen)).encode())
         digits = [rounds % _DIGIT, *(crc >> shift & (_DIGIT - 1) for shift in (0, 4, 8, 12))]
-        values = [1, int(incomplete), *digits, *(digit * digit for digit in digits)]
+        values = [1, int(incomplete), int(failed), *digits, *(digit * digit for digit in digits)]
         self._numbers = torch.tensor(values, dtype=torch.float32)
 
     def item(self) -> Item:
@@ -53,10 +55,10 @@ class Pulse:
         assert self.handle is not None
         self.handle.wait()
         # Scaled by the number of ranks, by factors, by ranks that have joined: 1 says how much.
-        one, incomplete, *numbers = self._numbers.tolist()
+        one, incomplete, failed, *numbers = self._numbers.tolist()
         half = len(numbers) // 2
         differ = [
             squares / one - (total / one) ** 2 > 1e-3
             for total, squares in zip(numbers[:half], numbers[half:], strict=True)
         ]
-        return News(incomplete / one > 1e-6, differ[0], any(differ[1:]))
+        return News(incomplete / one > 1e-6, failed / one > 1e-6, differ[0], any(differ[1:]))

@@ -14,24 +14,18 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 import torch
 
-from hvdlite import InvalidRequestError
-from hvdlite.lowlevel import Kind, ReduceOp, refusing, start
+from hvdlite.lowlevel import ReduceOp
 
 from .compression import Compressor
-from .ops import Reduction, start_allgather
+from .fleet import Fleet
+from .ops import Reduction
 from .pulse import News, Pulse
-from .slots import Bundle, GradientHook, Slot
-from .sparse import start_sparse_allreduce
-from .trips import CHANGED, Announcement, DenseTrip, DensifiedTrip, OrderError, SparseElsewhere, SparseTrip, Trip
-
-_Batched = DenseTrip | DensifiedTrip | Pulse
-
-# Gradients wait for each other until they have so many bytes, then start together: to wake the engine for each of
-# a hundred small ones costs more than the rest of the reduction.
-BATCH_BYTES = 2**20
+from .slots import Bundle, GradientHook, Slot, detach_older
+from .trips import CHANGED, OrderError
 
 
 class GradientReducer:
@@ -58,39 +52,42 @@ class GradientReducer:
         sparse_as_dense: bool = False,
     ) -> None:
         self.seconds_waited = 0.0
-        self._name, self._reduction, self._compression = name, reduction, compression
-        self._passes, self._sparse_as_dense = passes, sparse_as_dense
+        self.rounds = 0
+        self._name, self._reduction, self._passes = name, reduction, passes
         self._bundles: list[Bundle] = []
         self._paused = False
-        self._backward = -1  # the backward() whose end we shall hear of
-        self.rounds = 0
-        self._fresh = self._ended = False  # nothing has come in this round; all is reduced
-        self._error: Exception | None = None
+        self._backward = -1  # the last backward() that brought gradients
+        self._awaiting = 0  # ends of backward() that we shall hear of; unless it raises
+        self._fresh, self._ended = True, False  # nothing has come in this round; all is reduced
         self._pulse: Pulse | None = None
-        self._trips: list[Trip] = []
-        self._batch: list[DenseTrip | DensifiedTrip | Pulse] = []
-        self._batch_bytes = 0
+        self._fleet = Fleet(reduction, compression, sparse_as_dense)
+        self._round_passes = passes
         self.add(bundles)
 
     def add(self, bundles: Sequence[Bundle]) -> None:
-        """Take further parameters on."""
-        self._bundles.extend(bundles)
+        """Take further parameters on. Those that are there already go on."""
+        detach_older([slot.parameter for bundle in bundles for slot in bundle.slots], self._may_share)
         for bundle in bundles:
-            for i in range(len(bundle.slots)):
-                GradientHook(self, bundle, i).attach()
-        self._begin(self._passes)
+            bundle.begin(self._passes)
+            for i, slot in enumerate(bundle.slots):
+                GradientHook(self, len(self._bundles), i).attach(slot.parameter)
+            self._bundles.append(bundle)
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [slot.parameter for slot in self._slots()]
 
     def set_passes(self, passes: int) -> None:
-        """Change the number of backward passes per step, before the first of a step."""
+        """Change the number of backward passes per step, from the next round on."""
         if self.in_flight:
             raise OrderError("set_backward_passes_per_step() came after backward() and before step() or synchronize().")
         self._passes = passes
-        self._begin(self._passes)
+        if self._fresh:
+            self._round_passes = passes
 
     @property
     def in_flight(self) -> bool:
         """Whether gradients are on their way, or about to be."""
-        return not self._ended and (self._pulse is not None or bool(self._trips or self._batch))
+        return not self._ended and (self._pulse is not None or self._fleet.under_way)
 
     @property
     def unreduced(self) -> bool:
@@ -114,201 +111,148 @@ class GradientReducer:
                 The next call begins a new round.
         """
         if not self._ended:
+            self._open()
             for bundle in self._bundles:
                 if not bundle.started and bundle.wanted():
-                    self._check_unchanged(bundle)
-                    self._start(bundle)
-            self._send_pulse(incomplete=False)
+                    changed = bundle.changed()
+                    if changed:
+                        self._fleet.note(OrderError(f"{changed!r}: {CHANGED}"))
+                    self._fleet.start(bundle)
+            self._send_pulse(incomplete=False, failed=self._awaiting > 0)
             self._land()
-        if self._error is not None:
-            error, self._error = self._error, None
+        if self._fleet.error is not None:
+            error, self._fleet.error = self._fleet.error, None
             self.begin_step()
             raise error
 
     def begin_step(self) -> None:
         """The gradients have been used: what comes now belongs to the next step."""
         self.rounds = 0
-        self._begin(self._passes)
+        self._begin()
+
+    def clear(self) -> None:
+        """The gradients are to be cleared: end what is under way. Collective then."""
+        if self.in_flight or self._awaiting:
+            with suppress(OrderError):  # wrong gradients may be cleared
+                self.finish()
+        if isinstance(self._fleet.error, OrderError):
+            self._fleet.error = None
+        self._begin()
 
     def begin_round(self) -> None:
-        """The gradients have been cleared, or are to be computed anew within the same step."""
-        if not self._fresh:
-            self._begin(self._passes)
+        """The gradients are to be computed anew within the same step."""
+        self._begin()
 
     def forget(self) -> None:
-        """Wait for what is in flight, whatever becomes of it, and begin a new step. Collective, like `finish`."""
+        """End what is in flight, whatever becomes of it. Collective, like `finish`."""
         if self.in_flight:
             with suppress(Exception):
                 self.finish()
-        self._error = None
-        self.begin_step()
 
     # Within backward()
 
-    def on_gradient(self, bundle: Bundle, i: int) -> None:
-        """Autograd has added to the gradient of member i. Called by its hook, within backward()."""
+    def before_gradient(self, bundle: int, i: int) -> None:
+        """Autograd is about to add to the gradient of member i."""
+        slot = self._bundles[bundle].slots[i]
+        gradient = slot.parameter.grad
+        slot.cleared = gradient is None or (
+            # Sums must not be added up twice, so look closely: model.zero_grad(set_to_none=False) may have been here.
+            self._ended and self._reduction.op is ReduceOp.SUM and slot.changed() and not gradient.any()
+        )
+
+    def on_gradient(self, number: int, i: int) -> None:
+        """Autograd has added to the gradient of member i of a bundle. Called by its hook, within backward()."""
+        bundle = self._bundles[number]
         slot = bundle.slots[i]
-        self._fresh = False
+        backward = torch._C._current_graph_task_id()
+        if self._awaiting and backward != self._backward and not _is_nested():
+            with suppress(Exception):  # whoever called the backward() that raised knows
+                self.finish()
+            self._begin()
         if self._ended:
             self._begin_again(slot)
+        self._open()
         if bundle.started:
-            raise OrderError(
+            self._refuse(
                 f"{slot.name!r}: backward() again while gradients of {self._passes} backward passes are being reduced, "
-                "before step(). Say backward_passes_per_step=k to accumulate over k of them, or use no_sync()."
+                "before step(). Say backward_passes_per_step=k to accumulate over k of them; add several losses up, or "
+                "use no_sync() for all but the last; or clear the gradients with optimizer.zero_grad()."
             )
-        bundle.take(i, self._passes)
+        bundle.take(i, self._round_passes)
         if self._paused:
             return
         slot.left -= 1
         if slot.left == 0:
-            bundle.unready -= slot.counted
-            if bundle.unready <= 0 and bundle.ready():
-                self._start(bundle)
-                if self._batch_bytes >= BATCH_BYTES:
-                    self._flush()
-            self._hear_of_end()
+            bundle.unready -= 1
+            if bundle.unready == 0:
+                self._fleet.start(bundle)
+            self._hear_of_end(backward)
+
+    def _open(self) -> None:
+        """The first gradient of a round comes, or its end: see which parameters are frozen in it."""
+        if self._fresh:
+            self._fresh = False
+            for bundle in self._bundles:
+                bundle.begin(self._round_passes)
 
     def _begin_again(self, slot: Slot) -> None:
         """A gradient after a round has ended, and no step since: either all were cleared, or this one adds up."""
-        if not slot.kept():
-            self._begin(self._passes)
+        if slot.cleared:
+            self._begin()
         elif self._reduction.op is not ReduceOp.SUM:
-            self._begin(1)  # the average of averages, and of what has been added here, is right
+            self._begin()
+            self._round_passes = 1  # the average of averages, and of what has been added here, is right
         else:
-            raise OrderError(
+            self._refuse(
                 f"{slot.name!r}: backward() again after gradients have been added up over the ranks, and before step() "
                 "or zero_grad(): they would be added up twice. Say backward_passes_per_step=k, or use no_sync()."
             )
 
-    def _hear_of_end(self) -> None:
-        backward = torch._C._current_graph_task_id()
-        if backward != self._backward:  # a backward() that failed never ends
+    def _refuse(self, text: str) -> NoReturn:
+        error = OrderError(text)
+        self._fleet.note(error)  # the gradient is spoilt already: step() must not use it
+        raise error
+
+    def _hear_of_end(self, backward: int) -> None:
+        if backward not in (self._backward, -1):  # -1: compiled autograd, which cannot tell; step() waits
             self._backward = backward
+            self._awaiting += 1
             ended = self._after_nested_backward if _is_nested() else self._after_backward
             torch.autograd.Variable._execution_engine.queue_callback(ended)
 
     def _after_backward(self) -> None:
-        if self._pulse is not None:
-            self._flush()
-            return  # one pulse per round, for ranks may differ in how many backward() they need
-        incomplete = self._incomplete()
-        self._send_pulse(incomplete)
-        if not incomplete and not self._wait_for_news().incomplete:
+        self._awaiting -= 1
+        self._end_round()
+
+    def _end_round(self) -> None:
+        """Wait for gradients, if every rank has all of them."""
+        first, incomplete = self._pulse is None, self._incomplete()
+        self._send_pulse(incomplete, failed=False)
+        if first and not incomplete and not self._wait_for_news().incomplete:
             self._land()
 
     def _after_nested_backward(self) -> None:
         """A reentrant checkpoint ends. Others, and the backward() around them, may have gradients for us."""
+        self._awaiting -= 1
         if self._incomplete():
-            self._flush()
+            self._fleet.flush()
         else:
-            self._after_backward()
+            self._end_round()
 
     def _incomplete(self) -> bool:
         return any(not bundle.started and bundle.wanted() for bundle in self._bundles)
 
-    # Starting
-
-    def _check_unchanged(self, bundle: Bundle) -> None:
-        """Note it if somebody changed gradients that were still to be added to, or to be reduced."""
-        for slot in bundle.slots:
-            if slot.changed():
-                self._note(OrderError(f"{slot.name!r}: {CHANGED}"))
-
-    def _start(self, bundle: Bundle, also_frozen: bool = False) -> None:
-        """Let the gradients of a bundle go: several as one group, a single one or a buffer with its neighbours."""
-        bundle.started = True
-        slots = [slot for slot in bundle.slots if also_frozen or slot.parameter.requires_grad]
-        names = [slot.name for slot in slots] if bundle.bucket is None else [bundle.name]
-        try:
-            with refusing(Kind.ALLREDUCE, names, self._reduction.process_set):
-                trips: list[_Batched] = []
-                if bundle.bucket is not None:
-                    if not self._sparse_as_dense:
-                        _refuse_sparse(slots)
-                    owners = bundle.bucket.fill()
-                    trips.append(DenseTrip(bundle.name, owners, bundle.bucket.memory, self._compression))
-                else:
-                    for slot in slots:
-                        trips += self._dense_trips(slot)
-        except Exception as error:
-            self._note(error)
-            return
-        if bundle.bucket is None and len(bundle.slots) > 1:
-            self._submit(trips, grouped=True)
-        else:
-            self._batch += trips
-            self._batch_bytes += sum(slot.parameter.nbytes for slot in slots)
-
-    def _dense_trips(self, slot: Slot) -> list[_Batched]:
-        """Return the trip of a gradient that travels dense; start that of one that does not."""
-        parameter = slot.parameter
-        if parameter.grad is None:
-            parameter.grad = slot.zeros()
-        if self._sparse_as_dense and parameter.grad.is_sparse:
-            return [DensifiedTrip(slot.name, parameter, self._compression)]
-        if slot.sparse and not self._sparse_as_dense:
-            self._start_sparse(slot)
-        elif parameter.grad.is_sparse:
-            self._announce_sparse(slot)
-        else:
-            return [DenseTrip(slot.name, [(parameter, parameter.grad)], parameter.grad, self._compression, slot)]
-        return []
-
-    def _announce_sparse(self, slot: Slot) -> None:
-        """Tell the ranks that do not know yet. What they send under this name fails, and then they do."""
-        nothing = torch.empty(0, dtype=slot.parameter.dtype)
-        handle = start_allgather([nothing], [slot.name], self._reduction.process_set)[0]
-        handle.alert()
-        self._trips.append(Announcement(slot.name, handle, slot))
-
-    def _start_sparse(self, slot: Slot) -> None:
-        gradient = slot.parameter.grad
-        assert gradient is not None
-        if not gradient.is_sparse:
-            slot.parameter.grad = gradient = gradient.to_sparse(1)
-        handle = start_sparse_allreduce(gradient, slot.name, self._reduction)
-        handle.alert()
-        self._trips.append(SparseTrip(slot.name, slot.parameter, handle))
-
-    def _send_pulse(self, incomplete: bool) -> None:
-        """Submit what waits for neighbours, and with it what this rank says of this round."""
-        if self._pulse is None:
-            self.rounds += 1
-            frozen = [slot.name for slot in self._slots() if not slot.parameter.requires_grad]
-            self._pulse = Pulse(self._name, incomplete, self.rounds, frozen)
-            self._batch.append(self._pulse)
-        self._flush()
-
-    def _flush(self) -> None:
-        batch, self._batch, self._batch_bytes = self._batch, [], 0
-        self._submit(batch, grouped=False)
-
-    def _submit(self, batch: Sequence[_Batched], grouped: bool) -> None:
-        if not batch:
-            return
-        op, prescale, postscale, process_set = self._reduction
-        names = [one.name for one in batch]
-        try:
-            with refusing(Kind.ALLREDUCE, names, process_set):
-                items = [one.item() for one in batch]
-            handles = start(
-                Kind.ALLREDUCE, names, items, process_set,
-                op=op, prescale=prescale, postscale=postscale, grouped=grouped,
-            )  # fmt: skip
-        except Exception as error:
-            self._note(error)
-            return
-        handles[-1].alert()
-        for one, handle in zip(batch, handles, strict=True):
-            one.handle = handle
-            if not isinstance(one, Pulse):
-                self._trips.append(one)
-
-    def _note(self, error: Exception) -> None:
-        # The other ranks wait for our other gradients, so backward() must go on. finish() raises it.
-        self._error = self._error or error
-
     # Ending
+
+    def _send_pulse(self, incomplete: bool, failed: bool) -> None:
+        """Let go what waits for neighbours, and with it what this rank says of this round."""
+        if self._pulse is not None:  # one per round, for ranks may differ in how many backward() they need
+            self._fleet.flush()
+            return
+        self.rounds += 1
+        frozen = [slot.name for slot in self._slots() if not slot.wanted]
+        self._pulse = Pulse(self._name, incomplete, failed, self.rounds, frozen)
+        self._fleet.send(self._pulse)
 
     def _wait_for_news(self) -> News:
         """Return what the ranks say of this round; nothing remarkable if that failed, as the gradients will."""
@@ -317,56 +261,58 @@ class GradientReducer:
             if self._pulse is not None and self._pulse.handle is not None:
                 return self._pulse.news()
         except Exception as error:
-            self._note(error)
+            self._fleet.note(error)
         finally:
             self.seconds_waited += time.perf_counter() - started
-        return News(False, False, False)
+        return News(False, False, False, False)
 
     def _land(self) -> None:
         """Wait for everything in flight, and end the round."""
         news = self._wait_for_news()
         started = time.perf_counter()
+        if news.failed:
+            self._fleet.note(OrderError(f"{self._name}: backward() raised on some rank: this step has no gradients."))
         if news.rounds_differ:
-            self._note(
+            self._fleet.note(
                 OrderError(f"{self._name}: ranks have run different numbers of backward() since their last step().")
             )
         if news.frozen_differ:
-            for bundle in self._bundles:
-                if not bundle.started:
-                    self._start(bundle, also_frozen=True)
-                elif bundle.bucket is not None:
-                    bundle.bucket.give()
-            self._flush()
-        for slot in self._land_trips():
-            slot.sparse = True
-            self._start_sparse(slot)
-        self._land_trips()
+            self._include_frozen()
+        self._fleet.land()
+        if news.frozen_differ:
+            self._fleet.give_to_frozen()
         self._ended = True
-        for slot in self._slots():
-            slot.see()
+        if self._reduction.op is ReduceOp.SUM:
+            for slot in self._slots():
+                slot.see()
         self.seconds_waited += time.perf_counter() - started
 
-    def _land_trips(self) -> list[Slot]:
-        """Wait for what is in flight, and return whose gradients have turned out to be sparse."""
-        trips, self._trips = self._trips, []
-        sparse = []
-        for trip in trips:
-            try:
-                trip.land()
-            except SparseElsewhere as found:
-                sparse.append(found.slot)
-            except Exception as error:
-                self._note(error)
-        return sparse
+    def _include_frozen(self) -> None:
+        """Let parameters take part that are frozen here, and not on every rank."""
+        for bundle in self._bundles:
+            if not bundle.started:
+                for slot in bundle.slots:
+                    slot.wanted = True
+                self._fleet.start(bundle)
+            elif bundle.bucket is not None:
+                bundle.bucket.give()
+        self._fleet.flush()
 
     def _slots(self) -> Iterator[Slot]:
         return (slot for bundle in self._bundles for slot in bundle.slots)
 
-    def _begin(self, passes: int) -> None:
-        self._fresh, self._ended, self._pulse = True, False, None
-        self._trips, self._batch, self._batch_bytes = [], [], 0
-        for bundle in self._bundles:
-            bundle.begin(passes)
+    def _begin(self) -> None:
+        if not self._fresh:
+            self._fresh, self._ended, self._awaiting, self._pulse = True, False, 0, None
+            self._fleet.begin()
+        self._round_passes = self._passes
+
+    def _may_share(self, older: GradientReducer) -> bool:
+        """Return whether this and an older reducer may both reduce a parameter."""
+        same = self._reduction.process_set is older._reduction.process_set
+        averages = self._reduction.op is older._reduction.op is ReduceOp.AVERAGE
+        views = any(bundle.bucket is not None for one in (self, older) for bundle in one._bundles)
+        return same and averages and not views
 
 
 def _is_nested() -> bool:
@@ -376,12 +322,3 @@ def _is_nested() -> bool:
         frame = frame.f_back
         depth += frame.f_code is torch.autograd.backward.__code__
     return depth > 1
-
-
-def _refuse_sparse(slots: Sequence[Slot]) -> None:
-    for slot in slots:
-        if slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
-            raise InvalidRequestError(
-                f"{slot.name!r}: a sparse gradient cannot be a view into a buffer: "
-                "pass sparse_as_dense=True, or gradient_as_bucket_view=False."
-            )

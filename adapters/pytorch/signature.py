@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hvdlite import MismatchError, ProcessSet, allgather_object
+from hvdlite import InvalidRequestError, MismatchError, ProcessSet, allgather_object
 
 from .autograd import allgather
 from .tensors import describe
@@ -18,6 +18,11 @@ _REMEDY = "Make the same model and optimizer, with the same arguments, on every 
 
 def signature_of(name_of: Mapping[torch.Tensor, str], options: Mapping[str, str]) -> dict[str, str]:
     """Return what must be equal on all ranks, in words: the arguments of `DistributedOptimizer`, and each parameter."""
+    lazy = [name for parameter, name in name_of.items() if torch.nn.parameter.is_lazy(parameter)]
+    if lazy:
+        raise InvalidRequestError(
+            f"parameter {lazy[0]!r} has no shape yet: let the model see a batch before its optimizer is wrapped."
+        )
     described = {name: describe(parameter) for parameter, name in name_of.items()}
     return {**described, **{f"DistributedOptimizer({option}=)": value for option, value in options.items()}}
 

@@ -1,12 +1,14 @@
-"""What a reducer keeps of each parameter, and which of them travel together."""
+"""What a reducer keeps of each parameter, which of them travel together, and how it hears of gradients."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from hvdlite import InvalidRequestError
 
 from .buckets import Bucket
 
@@ -16,38 +18,19 @@ class Slot:
 
     Attributes:
         name: under which its gradient travels.
-        left: backward passes until that starts.
-        counted: its hook is waited for in this round.
-        fired: it got a gradient in this round.
         sparse: on some rank its gradients are sparse.
+        left: backward passes until its gradient starts.
+        wanted: it was not frozen when this round began.
+        fired: it got a gradient in this round.
+        cleared: there was no gradient before the one that it is about to get.
     """
 
-    __slots__ = ("_seen", "_version", "counted", "fired", "left", "name", "parameter", "sparse")
+    __slots__ = ("_version", "cleared", "fired", "left", "name", "parameter", "sparse", "wanted")
 
     def __init__(self, parameter: torch.Tensor, name: str, sparse: bool = False) -> None:
         self.parameter, self.name, self.sparse = parameter, name, sparse
-        self.left, self.counted, self.fired = 1, True, False
-        self._seen: weakref.ref[torch.Tensor] | None = None
+        self.left, self.wanted, self.fired, self.cleared = 1, True, False, True
         self._version = 0
-
-    def see(self) -> None:
-        """Remember which gradient there is, and its state. Weakly, for it may be large."""
-        gradient = self.parameter.grad
-        self._seen = None if gradient is None else weakref.ref(gradient)
-        self._version = 0 if gradient is None else gradient._version
-
-    def kept(self) -> bool:
-        """Return whether the gradient is the tensor that was last seen: it was not cleared since."""
-        return self._seen is not None and self._seen() is self.parameter.grad
-
-    def changed(self) -> bool:
-        """Return whether this round's gradient was changed in place since it was last seen."""
-        return (
-            self.fired
-            and self.kept()
-            and self.parameter.grad is not None
-            and self.parameter.grad._version != self._version
-        )
 
     def zeros(self) -> torch.Tensor:
         """Return a gradient of a parameter that took no part."""
@@ -57,73 +40,131 @@ class Slot:
         indices, values = torch.empty((1, 0), dtype=torch.int64), torch.empty((0, *parameter.shape[1:]))
         return torch.sparse_coo_tensor(indices, values.to(parameter.dtype), parameter.shape, check_invariants=False)
 
+    def see(self) -> None:
+        """Remember the state of the gradient."""
+        gradient = self.parameter.grad
+        self._version = -1 if gradient is None else gradient._version
+
+    def changed(self) -> bool:
+        """Return whether the gradient was changed in place since it was last seen."""
+        gradient = self.parameter.grad
+        return gradient is not None and self._version not in (-1, gradient._version)
+
 
 class Bundle:
     """Parameters whose gradients start together. Mostly one.
 
     Attributes:
         bucket: the buffer that their gradients are views into.
-        unready: how many are still waited for in this round.
+        started: they are under way in this round.
+        unready: how many are still waited for.
     """
 
-    __slots__ = ("bucket", "name", "slots", "started", "unready")
+    __slots__ = ("_version", "bucket", "name", "slots", "started", "unready")
 
     def __init__(self, slots: Sequence[Slot], bucket: Bucket | None = None) -> None:
         self.slots, self.bucket = slots, bucket
         self.name = slots[0].name if bucket is None else f"{slots[0].name}+{len(slots) - 1}"
-        self.started, self.unready = False, len(slots)
-
-    def wanted(self) -> bool:
-        """Return whether any of it takes part in training."""
-        return any(slot.parameter.requires_grad for slot in self.slots)
-
-    def ready(self) -> bool:
-        return all(slot.left <= 0 or not slot.parameter.requires_grad for slot in self.slots)
+        self._version = 0
 
     def begin(self, passes: int) -> None:
+        """Begin a round: what is frozen now takes no part in it."""
         self.started, self.unready = False, 0
         for slot in self.slots:
-            slot.left, slot.counted, slot.fired = passes, slot.parameter.requires_grad, False
-            self.unready += slot.counted
+            slot.left, slot.wanted, slot.fired = passes, slot.parameter.requires_grad, False
+            self.unready += slot.wanted
+
+    def wanted(self) -> bool:
+        """Return whether any of it takes part in this round."""
+        return any(slot.wanted for slot in self.slots)
 
     def take(self, i: int, passes: int) -> None:
         """Member i has a further gradient; the first of `passes` if the one before was cleared."""
         slot = self.slots[i]
-        if slot.left < passes and not slot.kept():
-            self.unready += slot.counted and slot.left <= 0
+        if slot.fired and slot.cleared and slot.left < passes:
+            self.unready += slot.wanted and slot.left <= 0
             slot.left = passes
+        if not slot.wanted:  # unfrozen after the round began
+            slot.wanted = True
+            self.unready += 1
         slot.fired = True
-        if self.bucket is not None:
-            self.bucket.adopt(i)
-            for one in self.slots:  # they share their buffer's version
-                one.see()
-        else:
+        if self.bucket is None:
             slot.see()
+        else:
+            self.bucket.adopt(i)
+            self._version = self.bucket.memory._version
+
+    def changed(self) -> str:
+        """Return the name of a gradient of this round that was changed in place since, or ""."""
+        fired = [slot for slot in self.slots if slot.fired]
+        if self.bucket is not None:
+            kept = fired and self.bucket.holds(self.slots.index(fired[0]))
+            return fired[0].name if kept and self.bucket.memory._version != self._version else ""
+        return next((slot.name for slot in fired if slot.changed()), "")
 
 
 class GradientHook:
-    """Called with each gradient of a parameter. It does not keep the reducer alive: the parameter lives longer."""
+    """Hears of each gradient of a parameter, before and after it is added to what is there.
 
-    def __init__(self, reducer: Any, bundle: Bundle, i: int) -> None:
+    It knows nothing but numbers: what a parameter's hooks hold is never freed if that holds the parameter.
+    """
+
+    def __init__(self, reducer: Any, bundle: int, i: int) -> None:
         self._find, self._bundle, self._i = weakref.ref(reducer), bundle, i
+
+    @property
+    def reducer(self) -> Any:
+        """The reducer, or None if its optimizer is gone."""
+        return self._find()
+
+    def before(self, _: torch.Tensor) -> None:
+        reducer = self._find()
+        if reducer is not None:
+            reducer.before_gradient(self._bundle, self._i)
 
     def __call__(self, _: torch.Tensor) -> None:
         reducer = self._find()
         if reducer is not None:
             reducer.on_gradient(self._bundle, self._i)
 
-    def attach(self) -> None:
-        """Hear of the parameter's gradients, also of one that is frozen now: it may not stay so.
-
-        The hook of an older optimizer no longer does: gradients are to be reduced once.
-        """
-        parameter = self._bundle.slots[self._i].parameter
-        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-        for key in [key for key, hook in hooks.items() if isinstance(hook, GradientHook)]:
-            del hooks[key]
+    def attach(self, parameter: torch.Tensor) -> None:
+        """Hear of the parameter's gradients, also of one that is frozen now: it may not stay so."""
         frozen = not parameter.requires_grad
         if frozen and not parameter.is_floating_point():
             return
         parameter.requires_grad_(True)
+        parameter.register_hook(self.before)
         parameter.register_post_accumulate_grad_hook(self)
         parameter.requires_grad_(not frozen)
+
+
+def detach_older(parameters: Sequence[torch.Tensor], may_share: Callable[[Any], bool]) -> None:
+    """Take the hooks of older optimizers off `parameters`: of those that are gone, or that have the same ones.
+
+    Args:
+        may_share: says of an older reducer that has some of the parameters whether both may reduce them.
+
+    Raises:
+        InvalidRequestError: they may not.
+    """
+    mine = set(parameters)
+    for parameter in parameters:
+        both: list[Any] = [parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)]
+        for hooks in filter(None, both):
+            for key, hook in [(key, _ours(hook)) for key, hook in hooks.items()]:
+                if hook is None:
+                    continue
+                older = hook.reducer
+                if older is None or mine >= set(older.parameters()):
+                    del hooks[key]
+                elif not may_share(older):
+                    raise InvalidRequestError(
+                        f"a parameter of shape {list(parameter.shape)} is in another distributed optimizer, too, and "
+                        "would be reduced twice. Two may share parameters only with op=Average, over one process set, "
+                        "and without gradient_as_bucket_view."
+                    )
+
+
+def _ours(hook: Any) -> GradientHook | None:
+    hook = getattr(hook, "__self__", hook)  # `before` is a bound method
+    return hook if isinstance(hook, GradientHook) else None

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdlite import InvalidRequestError, ProcessSet, global_process_set
-from hvdlite.lowlevel import Kind, ReduceOp, name_for, refusing
+from hvdlite.lowlevel import KeptName, Kind, ReduceOp, check_process_set, refusing
 
 from .ops import Reduction, start_allgather, start_allreduce
 from .tensors import describe, to_new
@@ -48,10 +48,10 @@ class SyncBatchNorm(_BatchNorm):
         *,
         process_set: ProcessSet = global_process_set,
     ) -> None:
+        check_process_set(process_set)
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_set = process_set
-        # One for each layer, and the same on all ranks. Given by the first forward: now may be before init().
-        self._travel_name: str | None = None
+        self._travel_name = KeptName("sync_batch_norm")  # given by the first forward: now may be before init()
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set) -> Any:
@@ -90,9 +90,8 @@ class SyncBatchNorm(_BatchNorm):
         """
         if not self.training or self.process_set.size() == 1:
             return super().forward(input)
-        if self._travel_name is None:
-            self._travel_name = name_for("sync_batch_norm", None, self.process_set)
-        name = f"{self._travel_name}.moments"
+        travel_name = self._travel_name.get(self.process_set)
+        name = f"{travel_name}.moments"
         with refusing(Kind.ALLGATHER, [name], self.process_set):
             self._check_input_dim(input)
             if input.device.type != "cpu":
@@ -105,12 +104,12 @@ class SyncBatchNorm(_BatchNorm):
         moments = merge_moments(everyone)
         if moments.n_values <= 1:
             raise InvalidRequestError(
-                f"SyncBatchNorm {self._travel_name!r}: {moments.n_values:.0f} values per feature on all ranks "
+                f"SyncBatchNorm {travel_name!r}: {moments.n_values:.0f} values per feature on all ranks "
                 f"together, here {describe(input)}; training needs more than one."
             )
         self._track(moments)
         output: torch.Tensor = _Normalize.apply(
-            input, self.weight, self.bias, moments, self.eps, f"{self._travel_name}.gradient", self.process_set
+            input, self.weight, self.bias, moments, self.eps, f"{travel_name}.gradient", self.process_set
         )
         return output
 

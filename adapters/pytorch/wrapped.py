@@ -19,6 +19,12 @@ class Wrapped(torch.optim.Optimizer):
 
     _wrapping: Wrapping
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict()` of this class of optimizer, wrapped or not, returned."""
+        super().load_state_dict(state_dict)
+        # Loading makes new groups, and a scheduler of the original optimizer is to change these.
+        self._wrapping.original.param_groups, self._wrapping.original.state = self.param_groups, self.state
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return an optimizer of this kind over copies of the parameters. Every rank must do so."""
         copied = copy.deepcopy(self._bare(), memo)

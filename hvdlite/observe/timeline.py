@@ -100,6 +100,8 @@ class Recording:
                 if len(self._trace.lines) >= _AT_ONCE:
                     file.append(self._trace.take())
             self._note_dropped()
+            if closing:
+                self._trace.finish(time.perf_counter())
             file.append(self._trace.take())
             if not closing:  # else when the file is closed
                 self._tell_waiting(n_waiting)
@@ -135,8 +137,9 @@ class Timeline:
         with self._lock:
             if self._rank < 0 and config.timeline not in ("", _DYNAMIC):
                 self._wish = os.path.abspath(config.timeline), config.timeline_mark_cycles
-            self._rank = rank
-            self._follow_wish()
+            known, self._rank = self._rank, rank
+            if self.recording is None or rank != known:  # else it goes on; or it has failed, and has said so
+                self._follow_wish()
 
     def start(self, path: str, mark_cycles: bool) -> None:
         """Record into `path` from now on; a file that was being written is ended first."""

@@ -2,7 +2,8 @@
 
 The layout is Horovod's, so that scripts that read its timeline read this one: every tensor is a "process",
 with a span of negotiation in which each rank is a point, then a span of execution with the activities
-inside. Spans are balanced even if a report was missed: what is still open is closed first.
+inside. Spans are balanced even if a report was missed: what is still open is closed first, and when the
+recording ends. A full disc, or a signal that ends the process, leaves them open.
 """
 
 from __future__ import annotations
@@ -130,12 +131,17 @@ class Trace:
         for track in self._tracks.get(place.label, {}).values():
             self._close(track, self._ts(moment))
 
+    def finish(self, moment: float) -> None:
+        """Nothing more comes from anywhere, or something is missing: close what is open."""
+        self._running.clear()
+        for tracks in self._tracks.values():
+            for track in tracks.values():
+                self._close(track, self._ts(moment))
+
     def dropped(self, moment: float, n: int) -> None:
         """`n` reports are missing here."""
         ts = self._ts(moment)
-        self._running.clear()
-        for track in [track for tracks in self._tracks.values() for track in tracks.values()]:
-            self._close(track, ts)
+        self.finish(moment)
         self.lines.append(f'{{"ph":"i","name":"DROPPED","ts":{ts},"s":"g","args":{{"reports":{n}}}}}')
 
     def _ts(self, moment: float) -> int:

@@ -60,3 +60,35 @@ def test_a_users_compressor_is_used(ranks):
         assert weight.tolist() == [-2.0, -2.0]
 
     ranks(2, body)
+
+
+class Broken(Compressor):
+    """Has not been finished."""
+
+
+REDUCING = {
+    "allreduce": lambda x, c: hvd.allreduce(x, name="x", compression=c),
+    "allreduce with a graph": lambda x, c: hvd.allreduce(x.requires_grad_(), name="x", compression=c),
+    "grouped_allreduce": lambda x, c: hvd.grouped_allreduce([x, x + 1], name="x", compression=c),
+    "reducescatter": lambda x, c: hvd.reducescatter(x, "x", compression=c),
+    "grouped_reducescatter": lambda x, c: hvd.grouped_reducescatter([x, x + 1], "x", compression=c),
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (None, hvd.InvalidRequestError, "compression=None: expected a Compressor, such as hvd.Compression.none"),
+        ("fp16", hvd.InvalidRequestError, "compression='fp16'"),
+        (Broken, NotImplementedError, None),
+    ],
+)
+@pytest.mark.parametrize("call", REDUCING)
+def test_what_cannot_compress_on_one_rank_raises_on_all_and_the_next_call_works(ranks, call, wrong, kind, message):
+    def body(rank):
+        told = message or "NotImplementedError"
+        with pytest.raises(kind if rank == 1 else hvd.RemoteError, match=message if rank == 1 else told):
+            REDUCING[call](torch.ones(3), wrong if rank == 1 else hvd.Compression.none)
+        return hvd.allreduce(torch.tensor(1.0 + rank), name="x").item()
+
+    assert ranks(3, body, timeout=10) == [2.0] * 3

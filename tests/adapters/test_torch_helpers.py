@@ -107,6 +107,11 @@ def test_a_rank_that_has_joined_does_not_count(ranks):
         (1.0, -1, "weight=-1: expected a number of samples"),
         (1.0, math.nan, "weight=nan"),
         (1.0, "3", "weight='3'"),
+        (10**400, None, "10000.*int too large to convert to float"),
+        ({"loss": 10**400}, None, "'loss': 10000.*int too large"),
+        pytest.param(10**5000, None, "4300 digits", id="too long to print"),
+        (torch.ones((), device="meta"), None, "meta"),
+        (1.0, 10**400, "weight=10000.*int too large"),
     ],
 )
 def test_a_wrong_value_on_one_rank_raises_on_all_and_the_next_call_works(ranks, value, weight, message):
@@ -116,6 +121,12 @@ def test_a_wrong_value_on_one_rank_raises_on_all_and_the_next_call_works(ranks, 
         return hvd.metric_average(float(rank), "x")
 
     assert ranks(3, body) == [1.0] * 3
+
+
+def test_before_init_it_names_itself():
+    for name in (None, "loss"):
+        with pytest.raises(hvd.NotInitializedError, match="metric_average: "):
+            hvd.metric_average(1.0, name)
 
 
 @pytest.mark.parametrize(

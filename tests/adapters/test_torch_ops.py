@@ -405,3 +405,40 @@ def test_an_op_that_is_none_on_one_rank_raises_on_all(on_ranks, call):
         return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
 
     assert on_ranks(2, body) == [2.0, 2.0]
+
+
+NO_SETS = {
+    "allreduce": lambda ps: hvd.allreduce(torch.ones(2), process_set=ps),
+    "allreduce, named": lambda ps: hvd.allreduce(torch.ones(2), name="x", process_set=ps),
+    "grouped_allreduce": lambda ps: hvd.grouped_allreduce([torch.ones(2), torch.ones(1)], process_set=ps),
+    "sparse_allreduce_async": lambda ps: hvd.sparse_allreduce_async(
+        torch.eye(2).to_sparse(), "x", hvd.Sum, process_set=ps
+    ),
+    "reducescatter": lambda ps: hvd.reducescatter(torch.ones(2), process_set=ps),
+    "allgather": lambda ps: hvd.allgather(torch.ones(2), process_set=ps),
+    "broadcast_": lambda ps: hvd.broadcast_(torch.ones(2), 0, process_set=ps),
+    "alltoall": lambda ps: hvd.alltoall(torch.ones(2), process_set=ps),
+    "metric_average": lambda ps: hvd.metric_average(1.0, process_set=ps),
+}
+
+
+@pytest.mark.parametrize("wrong", [None, 0, [0, 1]], ids=str)
+@pytest.mark.parametrize("what", NO_SETS)
+def test_what_is_no_process_set_on_one_rank_raises_on_all(ranks, what, wrong):
+    def body(rank):
+        with pytest.raises(hvd.InvalidRequestError if rank == 1 else hvd.RemoteError, match="expected a ProcessSet"):
+            handle = NO_SETS[what](wrong if rank == 1 else hvd.global_process_set)
+            hvd.synchronize(handle() if callable(handle) else handle)
+        return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+
+    assert ranks(2, body, timeout=10) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("call", [hvd.allreduce, hvd.allreduce_, lambda x, *args: hvd.grouped_allreduce([x], *args)])
+def test_a_name_in_the_place_of_average_is_refused_on_all_ranks(ranks, call):
+    def body(rank):
+        with pytest.raises(hvd.InvalidRequestError if rank else hvd.RemoteError, match="for a name say name='loss'"):
+            call(torch.ones(1), *["loss"] * rank)
+        return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+
+    assert ranks(2, body, timeout=10) == [2.0, 2.0]

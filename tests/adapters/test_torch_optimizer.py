@@ -113,7 +113,7 @@ def test_one_rank_has_no_hooks(ranks):
 )
 @pytest.mark.parametrize("batch", [0, 12, 2**20])  # bytes; a gradient has 8
 def test_gradients_are_those_of_all_ranks(ranks, monkeypatch, batch, size, groups, options, factor):
-    monkeypatch.setattr("hvdlite.torch.reducer.BATCH_BYTES", batch)
+    monkeypatch.setattr("hvdlite.torch.fleet.BATCH_BYTES", batch)
 
     def body(rank):
         params = parameters(5)

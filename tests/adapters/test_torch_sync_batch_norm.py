@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 
 import pytest
 import torch
@@ -244,6 +246,44 @@ def test_layers_of_different_widths_are_named_on_all_ranks(ranks):
             hvd.SyncBatchNorm(2 + rank)(torch.ones(2, 2 + rank))
 
     ranks(2, body)
+
+
+def by_pickle(layer):
+    return pickle.loads(pickle.dumps(layer))
+
+
+def by_torch(layer):
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("kept", [lambda layer: layer, copy.deepcopy, by_pickle, by_torch])
+def test_a_layer_from_before_shutdown_meets_new_ones_of_the_other_ranks(ranks, kept):
+    batches = [batch_of(rank, rows=2 + rank) for rank in range(2)]
+
+    def body(rank):
+        layers = [hvd.SyncBatchNorm(FEATURES).double() for _ in range(2)]
+        for layer in layers:
+            layer(batches[rank])
+        hvd.shutdown()
+        hvd.init()
+        layer = kept(layers[1]) if rank == 0 else hvd.SyncBatchNorm(FEATURES).double()
+        layer.reset_running_stats()
+        layer(batches[rank])
+        return running_of(layer)
+
+    expected = torch.nn.BatchNorm1d(FEATURES).double()
+    expected(torch.cat(batches))
+    for running in ranks(2, body, timeout=10):
+        assert_alike(running, running_of(expected))
+
+
+def test_what_is_no_process_set_is_refused_at_once():
+    for wrong in (None, [0, 1]):
+        with pytest.raises(hvd.InvalidRequestError, match="expected a ProcessSet"):
+            hvd.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(2), wrong)
 
 
 def test_a_layer_may_be_made_before_init():

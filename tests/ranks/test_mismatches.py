@@ -136,6 +136,12 @@ WRONG_HERE = {
     "adasum of integers": (lambda odd: reduce([1, 2] if odd else ONES, op=hvd.Adasum), ["Adasum"]),
     "unknown op": (lambda odd: reduce(op=17 if odd else hvd.Sum), ["17"]),
     "op and average": (lambda odd: reduce(average=True if odd else None, op=hvd.Sum), ["average"]),
+    "name in the place of average": (
+        lambda odd: hvd.allreduce(ONES, "loss", "w") if odd else reduce(),
+        ["average='loss'", "True or False", "name='loss'"],
+    ),
+    "average that is no boolean": (lambda odd: reduce(average=2 if odd else None), ["average=2"]),
+    "no process set": (lambda odd: reduce(process_set=None) if odd else reduce(), ["process_set=None", "ProcessSet"]),
     "factor that is no number": (lambda odd: reduce(prescale_factor="x" if odd else 1.0), ["x"]),
     "read-only target": (lambda odd: reduce_in_place(read_only if odd else ONES.copy()), ["read-only"]),
     "target that is no array": (lambda odd: reduce_in_place([1.0, 2.0] if odd else ONES.copy()), ["list"]),

@@ -400,3 +400,42 @@ def test_ranks_that_are_none_on_one_rank_raise_on_all(on_ranks, ranks):
         return hvd.add_process_set([0, 1]).process_set_id
 
     assert on_ranks(3, body, timeout=10) == [1, 1, 1]
+
+
+NO_SETS = {
+    "broadcast_object": lambda ps: hvd.broadcast_object({"x": 1}, process_set=ps),
+    "allgather_object": lambda ps: hvd.allgather_object(1, process_set=ps),
+    "grouped_allgather": lambda ps: hvd.grouped_allgather([np.ones(2), np.ones(1)], process_set=ps),
+    "reducescatter": lambda ps: hvd.reducescatter(np.ones(2), process_set=ps),
+    "barrier": hvd.barrier,
+    "remove_process_set": hvd.remove_process_set,
+}
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+@pytest.mark.parametrize("wrong", [None, 0, [1, 2]], ids=str)
+@pytest.mark.parametrize("what", NO_SETS)
+def test_what_is_no_process_set_on_one_rank_raises_on_all(on_ranks, what, wrong, odd):
+    def body(rank):
+        pair = hvd.add_process_set([0, 1])
+        right = pair if what == "remove_process_set" else hvd.global_process_set
+        errors = hvd.InvalidRequestError if rank == odd else (hvd.RemoteError, hvd.InvalidRequestError)
+        with pytest.raises(errors, match=r"process_set=.*expected a ProcessSet"):
+            NO_SETS[what](wrong if rank == odd else right)
+        return hvd.allreduce(1.0, op=hvd.Sum).item(), pair.process_set_id
+
+    assert on_ranks(3, body, timeout=10) == [(3.0, 1)] * 3
+
+
+def test_a_join_without_a_process_set_is_no_join(on_ranks):
+    def body(rank):
+        if rank == 1:
+            with pytest.raises(hvd.InvalidRequestError, match="expected a ProcessSet"):
+                hvd.join(process_set=None)
+            hvd.barrier(hvd.add_process_set([1]))
+        else:
+            hvd.add_process_set([1])
+        hvd.join()
+        return hvd.allreduce(1.0, op=hvd.Sum).item()
+
+    assert on_ranks(3, body, timeout=10) == [3.0] * 3

@@ -260,7 +260,9 @@ def test_spans_stay_balanced_whatever_report_is_missing(missing):
         assert depth == 0
 
 
-@pytest.mark.parametrize("end", [lambda trace: trace.ended(2.0, WORLD), lambda trace: trace.dropped(2.0, 5)])
+@pytest.mark.parametrize(
+    "end", [lambda trace: trace.ended(2.0, WORLD), lambda trace: trace.dropped(2.0, 5), lambda trace: trace.finish(2.0)]
+)
 def test_what_is_open_is_closed_when_reports_end(end):
     trace = Trace(0.0, 0, 0)
     trace.heard(1.0, WORLD, 0, [request("negotiated")])
@@ -300,6 +302,25 @@ def test_each_file_has_what_was_told_while_it_was_recorded(recorder, tmp_path):
     assert tensors_in(tmp_path / "one") == ["one"]
     assert tensors_in(tmp_path / "two") == ["two"]
     assert tensors_in(tmp_path / "three") == []
+
+
+@pytest.mark.parametrize("end", ["stop", "another file", "exit"])
+def test_what_is_in_flight_at_the_end_of_a_file_is_closed_there(recorder, tmp_path, end):
+    recorder.start(str(tmp_path / "t"), False)
+    ear = recorder.ear_of("", (0,), 0, Instrument())
+    ear.heard(0, [request("negotiated"), request("executed")])
+    ear.answered([response("executed")])
+    ear.began([response("executed")])
+    ear.activity("RING_ALLREDUCE")
+    ends = {"stop": recorder.stop, "exit": recorder.close}
+    ends.get(end, lambda: recorder.start(str(tmp_path / "other"), False))()
+    ear.operation(ran([response("executed")]))
+    recorder.stop()
+    events = json.loads((tmp_path / "t").read_text())
+    assert shape_of(events, 1) == ["B NEGOTIATE_ALLREDUCE", "X 0", "E"]
+    assert shape_of(events, 2)[-4:] == ["B ALLREDUCE", "B RING_ALLREDUCE", "E", "E"]
+    if end == "another file":
+        assert [e for e in json.loads((tmp_path / "other").read_text()) if e["ph"] in "BE"] == []
 
 
 def test_the_same_file_again_goes_on_and_may_mark_cycles(recorder, tmp_path, monkeypatch):
@@ -382,6 +403,15 @@ def test_a_path_that_cannot_be_written_warns_once(recorder, tmp_path, monkeypatc
     assert len(warnings) == 1
     assert repr(os.path.abspath(path)) in warnings[0]
     assert "training goes on" in warnings[0]
+
+
+def test_a_path_that_cannot_be_written_warns_once_for_all_inits(tmp_path, warnings):
+    one = Timeline()
+    for _ in range(3):
+        one.attach(0, Config(timeline=str(tmp_path / "missing" / "t")))
+        one.flush()
+    one.close()
+    assert len(warnings) == 1
 
 
 def test_after_an_error_the_same_file_can_be_started_again(recorder, tmp_path, warnings):
