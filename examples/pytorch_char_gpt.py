@@ -148,11 +148,11 @@ class Block(nn.Module):
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a character-level GPT on Python's help texts.")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch-size", type=int, default=24, help="windows of text per step, on all ranks together")
-    parser.add_argument("--lr", type=float, default=0.003)
-    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=300, help="batches to train on (default: 300)")
+    parser.add_argument("--batch-size", type=int, default=24, help="windows of text per step, all ranks together (24)")
+    parser.add_argument("--lr", type=float, default=0.003, help="learning rate (0.003)")
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="default: float32")
+    parser.add_argument("--seed", type=int, default=1, help="of the weights and the batches (1)")
     parser.add_argument("--losses", type=Path, help="write the loss of each step to this file, as JSON")
     return parser.parse_args()
 

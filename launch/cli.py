@@ -12,6 +12,7 @@ from hvdlite._version import __version__
 from hvdlite.errors import LaunchError
 
 from . import mpirun, process
+from .horovodrun import refuse_foreign_options
 from .job import Host, Job, parse_hostfile, parse_hosts
 
 CANNOT_START = 2  # exit code when no rank was started; argparse's own
@@ -111,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-np", "-n", "--num-proc", dest="ranks", type=_ranks, metavar="N", help="number of ranks")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many ranks each takes")
-    where.add_argument("--hostfile", metavar="FILE", help="the same, one a line: host slots=4")
+    where.add_argument("--hostfile", "-hostfile", metavar="FILE", help="the same, one a line: host slots=4")
     add("-x", dest="export", action="append", default=[], metavar="NAME[=VALUE]", help="hand a variable to the ranks")
     add("--bind-to", default="none", metavar="WHAT", help="what mpirun binds each rank to (default: none)")
     add("--mpi-args", default="", metavar="TEXT", help="further arguments for mpirun, as one quoted text")
@@ -119,11 +120,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--print-command", action="store_true", help="print the mpirun command and start nothing")
     add("--verbose", action="store_true", help="print the mpirun command before starting it")
     add("-v", "--version", action="version", version=__version__)
+    refuse_foreign_options(parser)
     add("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     return parser
 
 
 def _ranks(text: str) -> int:
+    text = text.removeprefix("p")  # -np2 is -n with p2 to argparse
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks (a whole number, 1 or more)")
     return int(text)

@@ -41,12 +41,20 @@ class Job:
             raise LaunchError("no command to run. Example: hvdrun -np 2 python train.py")
         if self.ranks < 1:
             raise LaunchError(f"{self.ranks} ranks: at least 1 is needed")
+        if self.ranks > 1 and _reads_program_from_stdin(self.command):
+            raise LaunchError("'python -': mpirun gives the standard input to rank 0 only. Put the program in a file.")
         slots = sum(host.slots for host in self.hosts)
         if self.hosts and self.ranks > slots:
             named = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
             raise LaunchError(
                 f"{self.ranks} ranks on {named}, which take {slots}. Ask for fewer, or give hosts more slots."
             )
+
+
+def _reads_program_from_stdin(command: tuple[str, ...]) -> bool:
+    """Return whether it is `python -`, with flags or without."""
+    arguments = [argument for argument in command[1:] if not re.fullmatch(r"-[A-Zbdiqsuvx]+", argument)]
+    return re.match(r"python[\d.]*$", command[0].rpartition("/")[2]) is not None and arguments[:1] == ["-"]
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:

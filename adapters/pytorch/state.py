@@ -12,55 +12,68 @@ import torch
 from hvdlite import (
     InvalidRequestError,
     MismatchError,
+    NotInitializedError,
     ProcessSet,
     allgather_object,
     broadcast_object,
     global_process_set,
+    is_initialized,
     rank,
 )
-from hvdlite.lowlevel import GroupHandle, Handle, name_for
+from hvdlite.lowlevel import GroupHandle, Handle, Kind, name_for, refusing
 
 from .autograd import allgather
 from .ops import start_broadcast
 from .tensors import to_same
 
 
-def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
     """Overwrite tensors with those of rank `root_rank`. Collective; the names must be the same on all ranks.
+
+    Call it before the first step, and after rank 0 alone has loaded a checkpoint.
 
     Args:
         params: `model.state_dict()`, `model.named_parameters()`, or any other mapping, iterable of
-            (name, tensor) pairs, or iterable of tensors. What is not a tensor is left as it is.
+            (name, tensor) pairs, or iterable of tensors. What is not a tensor is left as it is, with a warning.
+        root_rank: whose values all get; a global rank, of `process_set`.
+        process_set: the ranks that call this.
 
     Raises:
         MismatchError: ranks have different names, shapes or dtypes.
-        InvalidRequestError: `params` is something else.
+        InvalidRequestError: `params` is something else, or `root_rank` is not in the set.
     """
-    named = _named_tensors(params)
-    _check_equal("names of parameters", sorted(named), process_set)
+    if not is_initialized():
+        raise NotInitializedError("broadcast_parameters")
+    check = "broadcast_parameters.names"
+    with refusing(Kind.ALLGATHER, [check], process_set):
+        named = _named_tensors(params)
+    _check_equal(check, "names of parameters", sorted(named), process_set)
     _broadcast_tensors(named, root_rank, "broadcast_parameters", process_set)
 
 
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
-    root_rank: int,
+    root_rank: int = 0,
     model: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Give `optimizer` the state and the options of the one on rank `root_rank`. Collective.
 
-    Nothing is stepped and no gradient is touched. State that only the root has is created, state that the
-    root does not have is dropped, and values keep their types. Wrapped optimizers may be given as well.
+    Call it where `broadcast_parameters` is called. Nothing is stepped and no gradient is touched. State that only
+    the root has is created, state that the root does not have is dropped, and values keep their types. Wrapped
+    optimizers may be given as well.
 
     Args:
+        root_rank: whose state all get; a global rank, of `process_set`.
         model: accepted for Horovod's sake.
+        process_set: the ranks that call this.
 
     Raises:
         MismatchError: the optimizers have different numbers of parameters.
     """
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    _check_equal("number of parameters in each group", sizes, process_set)
     name = name_for("broadcast_optimizer_state", None, process_set)
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    _check_equal(f"{name}.groups", "number of parameters in each group", sizes, process_set)
     outline = broadcast_object(_outline(optimizer), root_rank, f"{name}.outline", process_set)
     if rank() != root_rank:
         _take_over(optimizer, outline)
@@ -151,6 +164,8 @@ def _state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 
 
 def _named_tensors(params: Any) -> dict[str, torch.Tensor]:
+    if isinstance(params, torch.nn.Module):  # some of them are iterable
+        raise InvalidRequestError(f"broadcast_parameters: got the {type(params).__name__}; pass model.state_dict().")
     if isinstance(params, torch.Tensor) or not isinstance(params, Mapping | Iterable):
         raise InvalidRequestError(
             f"broadcast_parameters: expected a state_dict, (name, tensor) pairs or tensors, "
@@ -182,19 +197,19 @@ def _pair(i: int, entry: Any) -> tuple[str, Any]:
     )
 
 
-def _check_equal(what: str, value: list[Any], process_set: ProcessSet) -> None:
-    """Raise `MismatchError` on all ranks unless `value` is equal on all. Collective.
+def _check_equal(name: str, what: str, value: list[Any], process_set: ProcessSet) -> None:
+    """Raise `MismatchError` on all ranks unless `value` is equal on all. Collective; travels as `name`.
 
     Else ranks would wait for tensors that others do not have.
     """
     crc = zlib.crc32(repr(value).encode())
-    everyone = allgather(torch.tensor([crc]), None, process_set).tolist()
+    everyone = allgather(torch.tensor([crc]), name, process_set).tolist()
     if len(set(everyone)) == 1:
         return
     by_value: dict[str, list[int]] = {}
-    for member, other in zip(process_set.ranks or (), allgather_object(value, None, process_set), strict=True):
+    for member, other in zip(process_set.ranks or (), allgather_object(value, f"{name}.all", process_set), strict=True):
         by_value.setdefault(_difference(other, value), []).append(member)
-    raise MismatchError("broadcast", what, by_value, "Make the same model and optimizer on every rank first.")
+    raise MismatchError(name, what, by_value, "Make the same model and optimizer on every rank first.")
 
 
 def _difference(other: list[Any], mine: list[Any]) -> str:

@@ -20,6 +20,12 @@ def test_a_later_name_of_elastic_says_that_it_is_not_there_yet(name):
     assert name not in hvd.elastic.__all__
 
 
+@pytest.mark.parametrize("name", LATER)
+def test_an_import_of_a_later_name_says_so_too(name):
+    with pytest.raises(ImportError, match=rf"hvd\.elastic\.{name} is not in this version of hvdlite; see README"):
+        exec(f"from hvdlite.torch.elastic import ElasticSampler, {name}")
+
+
 def test_an_unknown_name_is_told_as_python_does():
     with pytest.raises(AttributeError, match=r"module 'hvdlite\.torch' has no attribute 'all_reduce'"):
         _ = hvd.all_reduce

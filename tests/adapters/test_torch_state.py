@@ -82,6 +82,38 @@ def test_other_things_are_refused(ranks, given):
     ranks(1, body)
 
 
+def test_a_model_is_refused_with_the_remedy_on_all_ranks(ranks):
+    def body(rank):
+        model = nn.Sequential(nn.Linear(2, 1))
+        with pytest.raises((hvd.InvalidRequestError, hvd.RemoteError), match=r"pass model.state_dict\(\)"):
+            hvd.broadcast_parameters(model if rank == 1 else model.state_dict())
+        value = torch.tensor([rank + 1])
+        hvd.broadcast_parameters([value])  # from rank 0
+        return value.item()
+
+    assert ranks(3, body) == [1, 1, 1]
+
+
+def test_before_init_they_name_themselves():
+    with pytest.raises(hvd.NotInitializedError, match="broadcast_parameters: hvdlite has not been initialized"):
+        hvd.broadcast_parameters({"a": torch.zeros(1)})
+    with pytest.raises(hvd.NotInitializedError, match="broadcast_optimizer_state: hvdlite has not been initialized"):
+        hvd.broadcast_optimizer_state(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+
+
+def test_a_rank_that_makes_another_call_is_told_by_which_names(ranks):
+    def body(rank):
+        name = "broadcast_parameters.names"
+        with pytest.raises(hvd.MismatchError, match=rf"'{name}'"):
+            if rank == 0:
+                hvd.broadcast_parameters({"a": torch.zeros(1)})
+            else:
+                hvd.allreduce(torch.zeros(1), name=name)
+        hvd.barrier()
+
+    ranks(2, body)
+
+
 def test_different_names_raise_on_all_ranks(ranks):
     def body(rank):
         names = ["a", "b"] if rank == 0 else ["a", "c"]

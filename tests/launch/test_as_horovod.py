@@ -73,6 +73,8 @@ def test_horovod_and_what_frameworks_have_in_common_need_no_framework(tmp_path):
         "import horovod.keras.callbacks",
         "from horovod import spark",
         "from horovod import run",
+        "import horovod.common.elastic",
+        "from horovod.common import elastic",
     ],
 )
 def test_what_is_not_there_is_an_import_error_that_says_so(tmp_path, statement):
@@ -80,6 +82,14 @@ def test_what_is_not_there_is_an_import_error_that_says_so(tmp_path, statement):
     assert ended.returncode == 1
     assert "is not in this version of hvdlite, which stands in for Horovod" in ended.stderr
     assert "ModuleNotFoundError: horovod." in ended.stderr
+
+
+def test_who_only_looks_for_a_module_gets_none(tmp_path):
+    code = (
+        "from importlib.util import find_spec\n"
+        "print([find_spec(f'horovod.{name}') is None for name in ('tensorflow', 'common.elastic', 'common.util')])"
+    )
+    assert python("-m", MODULE, "-c", code, cwd=tmp_path).stdout == "[True, True, False]\n"
 
 
 def test_horovods_run_names_hvdrun(tmp_path):

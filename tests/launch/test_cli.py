@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hvdlite.launch import cli
+from hvdlite.launch import cli, horovodrun
 
 # Without mpi4py and without hvdlite: only what the launcher itself provides.
 REPORT = """
@@ -85,6 +86,14 @@ def test_print_command_starts_nothing(python, tmp_path):
         (["-H", "a:x", "python"], "expected host:slots"),
         (["--hostfile", "/no/such/file", "python"], "cannot read /no/such/file"),
         (["-H", "a", "--hostfile", "b", "python"], "not allowed with argument"),
+        (["-np", "2", "python", "-"], "mpirun gives the standard input to rank 0 only"),
+        (["-np", "2", "/usr/bin/python3.11", "-u", "-", "x"], "Put the program in a file"),
+        (["--np", "2", "python"], "--np is no option of hvdrun: say -np N"),
+        (["--nproc-per-node=2", "python"], "--nproc-per-node is no option of hvdrun: say -np N"),
+        (["-np", "2", "--fusion-threshold-mb", "32", "python"], "set HVDLITE_FUSION_THRESHOLD, in bytes; see docs/"),
+        (["-np", "2", "--gloo", "python"], "--gloo is horovodrun's option, not hvdrun's: nothing takes its place"),
+        (["--check-build"], "--check-build is horovodrun's option"),
+        (["--min-np", "2", "-np", "3", "python"], "--min-np is horovodrun's option"),
     ],
 )
 def test_what_cannot_start_is_told_in_one_message(args, message, capsys):
@@ -94,9 +103,33 @@ def test_what_cannot_start_is_told_in_one_message(args, message, capsys):
     assert told.out == ""
 
 
+@pytest.mark.parametrize("options", [["-np2"], ["-np", "2"], ["-n2"], ["--num-proc=2"]])
+def test_the_number_of_ranks_may_stand_next_to_its_option(options, capsys):
+    assert exit_code([*options, "--print-command", "python", "a.py"]) == 0
+    assert "-np 2 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["python", "a.py", "-"], ["cat", "-"], ["python", "-c", "1", "-"]])
+def test_a_program_may_have_a_dash_for_an_argument(command, capsys):
+    assert exit_code(["-np", "2", "--print-command", *command]) == 0
+
+
+def test_one_rank_may_read_its_program_from_the_standard_input(capsys):
+    assert exit_code(["-np", "1", "--print-command", "python", "-"]) == 0
+
+
+def test_what_stands_for_foreign_options_exists_and_is_documented():
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    settings, page = (docs / "reference/settings.md").read_text(), (docs / "migrating.md").read_text()
+    for option, instead in horovodrun.INSTEAD.items():
+        assert not [name for name in re.findall(r"HVDLITE_[A-Z_]+", instead) if f"`{name}`" not in settings]
+        assert f"`{option}" in page or instead == "say -np N", option
+
+
 def test_ranks_follow_from_hosts_and_hostfile(tmp_path, capsys):
     (tmp_path / "hosts").write_text("a slots=2\nb slots=3\n")
-    for args in (["-H", "a:2,b:3"], ["--hostfile", str(tmp_path / "hosts")]):
+    file = str(tmp_path / "hosts")
+    for args in (["-H", "a:2,b:3"], ["--hostfile", file], ["-hostfile", file]):
         assert exit_code([*args, "--print-command", "--", "train", "-x"]) == 0
         command = capsys.readouterr().out
         assert "-np 5 " in command

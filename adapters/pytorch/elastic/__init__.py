@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from .sampler import ElasticSampler
@@ -14,7 +15,9 @@ _LATER = ("ObjectState", "State", "TorchState", "run", "state")
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        raise AttributeError(
+        # `from … import run` asks first from here, and shows the text of an ImportError only.
+        importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+        raise (ImportError if importing else AttributeError)(
             f"hvd.elastic.{name} is not in this version of hvdlite; see README, 'What it is not, yet'."
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

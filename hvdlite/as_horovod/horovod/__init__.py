@@ -39,12 +39,19 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         package, _, rest = name.partition(".")
         first = rest.split(".")[0]
-        if package != __name__ or not rest or first in _OWN:
+        if package != __name__ or not rest:
             return None
         real = f"hvdlite.{rest}"
-        if first not in _FRAMEWORKS or not _exists(real):
+        if first in _OWN:
+            spec = PathFinder.find_spec(name, path)
+        elif first in _FRAMEWORKS and _exists(real):
+            spec = importlib.util.spec_from_loader(name, _Alias(real))
+        else:
+            spec = None
+        # Who only looks, with importlib.util.find_spec(), gets None.
+        if spec is None and sys._getframe(2).f_code.co_name != "find_spec":
             _refuse(name)
-        return importlib.util.spec_from_loader(name, _Alias(real))
+        return spec
 
 
 def _exists(module: str) -> bool:
