@@ -48,16 +48,16 @@ class Bucket:
             view.copy_(gradient.detach())
             parameter.grad = view
 
-    def fill(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def fill(self, wanted: Sequence[bool]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Let all gradients live in the buffer, and return those parameters and their views.
 
-        Parameters without a gradient get zeros; those that are frozen get none, but their place in the buffer is 0.
+        Parameters without a gradient get zeros; those that are not wanted get none, but their place in the buffer is 0.
         """
         owners = []
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if parameter.grad is None:
                 view.zero_()
-                if parameter.requires_grad:
+                if wanted[i]:
                     parameter.grad = view
             elif parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()

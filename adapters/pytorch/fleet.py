@@ -63,7 +63,7 @@ class Fleet:
                 if bundle.bucket is not None:
                     if not self._sparse_as_dense:
                         _refuse_sparse(bundle.slots)
-                    owners = bundle.bucket.fill()
+                    owners = bundle.bucket.fill([slot.wanted for slot in bundle.slots])
                     trips.append(DenseTrip(bundle.name, owners, bundle.bucket.memory, self._compression))
                 else:
                     for slot in bundle.slots:

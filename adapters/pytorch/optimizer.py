@@ -295,8 +295,14 @@ class _Distributed(Wrapped):
 
         def reduced() -> Any:
             name, process_set = f"{wrapping.name}.loss", wrapping.settings.process_set
-            with refusing(Kind.ALLREDUCE, [name], process_set):  # for the others, if the closure raises
+            try:
                 loss = closure()
+            except Exception:
+                if not reducer.ended:
+                    reducer.abandon()
+                    raise
+                with refusing(Kind.ALLREDUCE, [name], process_set):  # the others are there already
+                    raise
             reducer.finish()
             reducer.begin_round()
             return _mean_over_ranks(loss, name, process_set)

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import torch
 
+from hvdlite import HorovodInternalError
 from hvdlite.lowlevel import ReduceOp
 
 from .compression import Compressor
@@ -90,6 +91,11 @@ class GradientReducer:
         return not self._ended and (self._pulse is not None or self._fleet.under_way)
 
     @property
+    def ended(self) -> bool:
+        """Whether the gradients of this round are reduced."""
+        return self._ended
+
+    @property
     def unreduced(self) -> bool:
         """Whether there are gradients of this rank alone."""
         return not self._ended and not self._fresh
@@ -132,7 +138,9 @@ class GradientReducer:
 
     def clear(self) -> None:
         """The gradients are to be cleared: end what is under way. Collective then."""
-        if self.in_flight or self._awaiting:
+        if self._awaiting:
+            self.abandon()
+        elif self.in_flight:
             with suppress(OrderError):  # wrong gradients may be cleared
                 self.finish()
         if isinstance(self._fleet.error, OrderError):
@@ -149,11 +157,20 @@ class GradientReducer:
             with suppress(Exception):
                 self.finish()
 
+    def abandon(self) -> None:
+        """This rank will not get its gradients: end the round, and let the others hear of it. Collective."""
+        self._awaiting += 1  # for an end that never came
+        with suppress(Exception):  # whoever called knows
+            self.finish()
+        self._begin()
+
     # Within backward()
 
     def before_gradient(self, bundle: int, i: int) -> None:
         """Autograd is about to add to the gradient of member i."""
         slot = self._bundles[bundle].slots[i]
+        if self._awaiting and torch._C._current_graph_task_id() != self._backward and not _is_nested():
+            self._clean_up()
         gradient = slot.parameter.grad
         slot.cleared = gradient is None or (
             # Sums must not be added up twice, so look closely: model.zero_grad(set_to_none=False) may have been here.
@@ -165,10 +182,6 @@ class GradientReducer:
         bundle = self._bundles[number]
         slot = bundle.slots[i]
         backward = torch._C._current_graph_task_id()
-        if self._awaiting and backward != self._backward and not _is_nested():
-            with suppress(Exception):  # whoever called the backward() that raised knows
-                self.finish()
-            self._begin()
         if self._ended:
             self._begin_again(slot)
         self._open()
@@ -187,6 +200,16 @@ class GradientReducer:
             if bundle.unready == 0:
                 self._fleet.start(bundle)
             self._hear_of_end(backward)
+
+    def _clean_up(self) -> None:
+        """The last backward() raised, and the program cleared gradients without telling us, which may be in flight."""
+        cleared = [parameter for parameter in self.parameters() if parameter.grad is None]
+        self.abandon()
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        for parameter in cleared:
+            parameter.grad = None
 
     def _open(self) -> None:
         """The first gradient of a round comes, or its end: see which parameters are frozen in it."""
@@ -271,7 +294,9 @@ class GradientReducer:
         news = self._wait_for_news()
         started = time.perf_counter()
         if news.failed:
-            self._fleet.note(OrderError(f"{self._name}: backward() raised on some rank: this step has no gradients."))
+            self._fleet.note(
+                HorovodInternalError(f"{self._name}: backward() raised on some rank, so this step has no gradients.")
+            )
         if news.rounds_differ:
             self._fleet.note(
                 OrderError(f"{self._name}: ranks have run different numbers of backward() since their last step().")
