@@ -10,6 +10,7 @@ ranks may have other things to do before their step(), and `finish()` ends the r
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -57,8 +58,7 @@ class GradientReducer:
         self._name, self._reduction, self._passes = name, reduction, passes
         self._bundles: list[Bundle] = []
         self._paused = False
-        self._backward = -1  # the last backward() that brought gradients
-        self._awaiting = 0  # ends of backward() that we shall hear of; unless it raises
+        self._awaiting: set[int] = set()  # the backward() whose ends we shall hear of, unless they raise
         self._fresh, self._ended = True, False  # nothing has come in this round; all is reduced
         self._pulse: Pulse | None = None
         self._fleet = Fleet(reduction, compression, sparse_as_dense)
@@ -124,7 +124,7 @@ class GradientReducer:
                     if changed:
                         self._fleet.note(OrderError(f"{changed!r}: {CHANGED}"))
                     self._fleet.start(bundle)
-            self._send_pulse(incomplete=False, failed=self._awaiting > 0)
+            self._send_pulse(incomplete=False, failed=bool(self._awaiting))
             self._land()
         if self._fleet.error is not None:
             error, self._fleet.error = self._fleet.error, None
@@ -159,7 +159,7 @@ class GradientReducer:
 
     def abandon(self) -> None:
         """This rank will not get its gradients: end the round, and let the others hear of it. Collective."""
-        self._awaiting += 1  # for an end that never came
+        self._awaiting.add(-1)  # for an end that never came
         with suppress(Exception):  # whoever called knows
             self.finish()
         self._begin()
@@ -169,7 +169,7 @@ class GradientReducer:
     def before_gradient(self, bundle: int, i: int) -> None:
         """Autograd is about to add to the gradient of member i."""
         slot = self._bundles[bundle].slots[i]
-        if self._awaiting and torch._C._current_graph_task_id() != self._backward and not _is_nested():
+        if self._awaiting and torch._C._current_graph_task_id() not in self._awaiting and not _is_nested():
             self._clean_up()
         gradient = slot.parameter.grad
         slot.cleared = gradient is None or (
@@ -237,14 +237,13 @@ class GradientReducer:
         raise error
 
     def _hear_of_end(self, backward: int) -> None:
-        if backward not in (self._backward, -1):  # -1: compiled autograd, which cannot tell; step() waits
-            self._backward = backward
-            self._awaiting += 1
+        if backward != -1 and backward not in self._awaiting:  # -1: compiled autograd, which cannot tell; step() waits
+            self._awaiting.add(backward)
             ended = self._after_nested_backward if _is_nested() else self._after_backward
-            torch.autograd.Variable._execution_engine.queue_callback(ended)
+            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(ended, backward))
 
-    def _after_backward(self) -> None:
-        self._awaiting -= 1
+    def _after_backward(self, backward: int) -> None:
+        self._awaiting.discard(backward)
         self._end_round()
 
     def _end_round(self) -> None:
@@ -254,9 +253,9 @@ class GradientReducer:
         if first and not incomplete and not self._wait_for_news().incomplete:
             self._land()
 
-    def _after_nested_backward(self) -> None:
+    def _after_nested_backward(self, backward: int) -> None:
         """A reentrant checkpoint ends. Others, and the backward() around them, may have gradients for us."""
-        self._awaiting -= 1
+        self._awaiting.discard(backward)
         if self._incomplete():
             self._fleet.flush()
         else:
@@ -328,7 +327,8 @@ class GradientReducer:
 
     def _begin(self) -> None:
         if not self._fresh:
-            self._fresh, self._ended, self._awaiting, self._pulse = True, False, 0, None
+            self._fresh, self._ended, self._pulse = True, False, None
+            self._awaiting.clear()
             self._fleet.begin()
         self._round_passes = self._passes
 

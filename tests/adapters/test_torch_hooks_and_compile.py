@@ -230,6 +230,25 @@ def test_checkpointed_layers_are_reduced_once(ranks, size, reentrant, passes, op
         torch.testing.assert_close(found, summed_gradients(size))
 
 
+@OPTIONS
+def test_layers_before_and_after_a_reentrant_checkpoint_are_reduced_once(ranks, options):
+    def forward(model, x):
+        return model[4](checkpoint(model[2:4], model[:2](x), use_reentrant=True))
+
+    def body(rank):
+        model = make_model()
+        optimizer = wrapped(model.parameters(), op=hvd.Sum, **options)
+        for _ in range(2):
+            optimizer.zero_grad()
+            forward(model, batch_of(rank)).square().mean().backward()
+            found = [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        return found
+
+    for found in ranks(2, body):
+        torch.testing.assert_close(found, summed_gradients(2))
+
+
 @OPS
 def test_a_checkpointed_layer_used_twice_is_reduced_once(ranks, op):
     forward = checkpointed(reentrant=False, times=2)
