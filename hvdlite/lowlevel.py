@@ -26,7 +26,7 @@ from hvdlite.engine.cycle import split_rows
 from hvdlite.engine.engine import Engine
 from hvdlite.engine.handle import GroupHandle, Handle
 from hvdlite.engine.inbox import Allocate, Submission
-from hvdlite.errors import HorovodInternalError, InvalidRequestError
+from hvdlite.errors import HorovodInternalError, InvalidRequestError, describe_ranks
 from hvdlite.messages import JOIN_NAME, Kind, Request
 from hvdlite.process_set import GLOBAL_ID, ProcessSet, check_process_set
 
@@ -42,6 +42,7 @@ __all__ = [
     "ReduceOp",
     "asynchronous",
     "check_process_set",
+    "describe_ranks",
     "group_names",
     "name_for",
     "refusing",

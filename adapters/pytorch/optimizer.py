@@ -264,7 +264,7 @@ class _Distributed(Wrapped):
         self._wrapping.settings = self._wrapping.settings._replace(passes=passes)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load, and begin a new step."""
+        """Load, after gradients in flight have arrived (collective then)."""
         if self._wrapping.reducer is not None:
             self._wrapping.reducer.forget()
         self._wrapping.synchronized = 0

@@ -40,7 +40,7 @@ class Pulse:
     """One rank's numbers, on their way."""
 
     def __init__(self, name: str, incomplete: bool, failed: bool, rounds: int, frozen: Iterable[str]) -> None:
-        self.name = name
+        self.name, self.failed = name, failed
         self.handle: Handle | GroupHandle | None = None
         crc = zlib.crc32(repr(list(frozen)).encode())
         digits = [rounds % _DIGIT, *(crc >> shift & (_DIGIT - 1) for shift in (0, 4, 8, 12))]

@@ -19,12 +19,12 @@ from typing import NoReturn
 
 import torch
 
-from hvdlite import HorovodInternalError
-from hvdlite.lowlevel import ReduceOp
+from hvdlite import HorovodInternalError, rank
+from hvdlite.lowlevel import ReduceOp, describe_ranks
 
 from .compression import Compressor
 from .fleet import Fleet
-from .ops import Reduction
+from .ops import Reduction, start_allgather
 from .pulse import News, Pulse
 from .slots import Bundle, GradientHook, Slot, detach_older
 from .trips import CHANGED, OrderError
@@ -41,6 +41,7 @@ class GradientReducer:
 
     Attributes:
         rounds: since the last step.
+        ended: the gradients of this round are reduced.
         seconds_waited: for other ranks.
     """
 
@@ -59,7 +60,7 @@ class GradientReducer:
         self._bundles: list[Bundle] = []
         self._paused = False
         self._awaiting: set[int] = set()  # the backward() whose ends we shall hear of, unless they raise
-        self._fresh, self._ended = True, False  # nothing has come in this round; all is reduced
+        self._fresh, self.ended = True, False  # fresh: nothing has come in this round
         self._pulse: Pulse | None = None
         self._fleet = Fleet(reduction, compression, sparse_as_dense)
         self._round_passes = passes
@@ -88,17 +89,12 @@ class GradientReducer:
     @property
     def in_flight(self) -> bool:
         """Whether gradients are on their way, or about to be."""
-        return not self._ended and (self._pulse is not None or self._fleet.under_way)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the gradients of this round are reduced."""
-        return self._ended
+        return not self.ended and (self._pulse is not None or self._fleet.under_way)
 
     @property
     def unreduced(self) -> bool:
         """Whether there are gradients of this rank alone."""
-        return not self._ended and not self._fresh
+        return not self.ended and not self._fresh
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -116,7 +112,7 @@ class GradientReducer:
             HorovodInternalError, InvalidRequestError: the first of what went wrong, after all have been waited for.
                 The next call begins a new round.
         """
-        if not self._ended:
+        if not self.ended:
             self._open()
             for bundle in self._bundles:
                 if not bundle.started and bundle.wanted():
@@ -134,7 +130,7 @@ class GradientReducer:
     def begin_step(self) -> None:
         """The gradients have been used: what comes now belongs to the next step."""
         self.rounds = 0
-        self._begin()
+        self.begin_round()
 
     def clear(self) -> None:
         """The gradients are to be cleared: end what is under way. Collective then."""
@@ -145,11 +141,7 @@ class GradientReducer:
                 self.finish()
         if isinstance(self._fleet.error, OrderError):
             self._fleet.error = None
-        self._begin()
-
-    def begin_round(self) -> None:
-        """The gradients are to be computed anew within the same step."""
-        self._begin()
+        self.begin_round()
 
     def forget(self) -> None:
         """End what is in flight, whatever becomes of it. Collective, like `finish`."""
@@ -162,7 +154,7 @@ class GradientReducer:
         self._awaiting.add(-1)  # for an end that never came
         with suppress(Exception):  # whoever called knows
             self.finish()
-        self._begin()
+        self.begin_round()
 
     # Within backward()
 
@@ -174,7 +166,7 @@ class GradientReducer:
         gradient = slot.parameter.grad
         slot.cleared = gradient is None or (
             # Sums must not be added up twice, so look closely: model.zero_grad(set_to_none=False) may have been here.
-            self._ended and self._reduction.op is ReduceOp.SUM and slot.changed() and not gradient.any()
+            self.ended and self._reduction.op is ReduceOp.SUM and slot.changed() and not gradient.any()
         )
 
     def on_gradient(self, number: int, i: int) -> None:
@@ -182,7 +174,7 @@ class GradientReducer:
         bundle = self._bundles[number]
         slot = bundle.slots[i]
         backward = torch._C._current_graph_task_id()
-        if self._ended:
+        if self.ended:
             self._begin_again(slot)
         self._open()
         if bundle.started:
@@ -221,9 +213,9 @@ class GradientReducer:
     def _begin_again(self, slot: Slot) -> None:
         """A gradient after a round has ended, and no step since: either all were cleared, or this one adds up."""
         if slot.cleared:
-            self._begin()
+            self.begin_round()
         elif self._reduction.op is not ReduceOp.SUM:
-            self._begin()
+            self.begin_round()
             self._round_passes = 1  # the average of averages, and of what has been added here, is right
         else:
             self._refuse(
@@ -292,24 +284,41 @@ class GradientReducer:
         """Wait for everything in flight, and end the round."""
         news = self._wait_for_news()
         started = time.perf_counter()
-        if news.failed:
-            self._fleet.note(
-                HorovodInternalError(f"{self._name}: backward() raised on some rank, so this step has no gradients.")
-            )
-        if news.rounds_differ:
-            self._fleet.note(
-                OrderError(f"{self._name}: ranks have run different numbers of backward() since their last step().")
-            )
+        if news.failed or news.rounds_differ:
+            self._fleet.note(self._what_went_wrong())
         if news.frozen_differ:
             self._include_frozen()
         self._fleet.land()
         if news.frozen_differ:
             self._fleet.give_to_frozen()
-        self._ended = True
+        self.ended = True
         if self._reduction.op is ReduceOp.SUM:
             for slot in self._slots():
                 slot.see()
         self.seconds_waited += time.perf_counter() - started
+
+    def _what_went_wrong(self) -> Exception:
+        """Return an error that names the ranks. All ranks know that something did, so this may be collective."""
+        assert self._pulse is not None
+        mine = torch.tensor([[rank(), self.rounds, self._pulse.failed]])
+        try:
+            rows = start_allgather([mine], [f"{self._name}.rounds"], self._reduction.process_set)[0].wait().tolist()
+        except Exception as error:
+            return error
+        failed = [who for who, _, raised in rows if raised]
+        if failed:
+            return HorovodInternalError(
+                f"{self._name}: backward(), or a closure, raised on {describe_ranks(failed)}, so that this step has no "
+                "gradients on any rank. Clear them with optimizer.zero_grad() and go on with the next batch."
+            )
+        by_rounds: dict[int, list[int]] = {}
+        for who, rounds, _ in rows:
+            by_rounds.setdefault(rounds, []).append(who)
+        sides = "; ".join(f"{rounds} on {describe_ranks(ranks)}" for rounds, ranks in sorted(by_rounds.items()))
+        return OrderError(
+            f"{self._name}: ranks have reduced gradients a different number of times since their last step(): {sides}. "
+            "Every rank must run backward() equally often before step(); or use no_sync()."
+        )
 
     def _include_frozen(self) -> None:
         """Let parameters take part that are frozen here, and not on every rank."""
@@ -325,9 +334,10 @@ class GradientReducer:
     def _slots(self) -> Iterator[Slot]:
         return (slot for bundle in self._bundles for slot in bundle.slots)
 
-    def _begin(self) -> None:
+    def begin_round(self) -> None:
+        """What comes now is another set of gradients, within the same step."""
         if not self._fresh:
-            self._fresh, self._ended, self._pulse = True, False, None
+            self._fresh, self.ended, self._pulse = True, False, None
             self._awaiting.clear()
             self._fleet.begin()
         self._round_passes = self._passes

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 
 import torch
 
-from hvdlite import InvalidRequestError, MismatchError, ProcessSet, allgather_object
+from hvdlite import InvalidRequestError, MismatchError, ProcessSet
 
-from .autograd import allgather
+from .agreement import everyones_unless_equal
 from .tensors import describe
 
 _ABSENT = "absent"
@@ -36,10 +35,9 @@ def check_signature(mine: Mapping[str, str], name: str, process_set: ProcessSet)
     Raises:
         MismatchError: names the first entry that differs, and what it is on which ranks.
     """
-    crc = zlib.crc32(repr(list(mine.items())).encode())
-    if len(set(allgather(torch.tensor([crc]), name, process_set).tolist())) == 1:
+    everyone = everyones_unless_equal(dict(mine), name, process_set)
+    if everyone is None:
         return
-    everyone = dict(zip(process_set.ranks or (), allgather_object(dict(mine), name, process_set), strict=True))
     for entry in dict.fromkeys(entry for one in everyone.values() for entry in one):
         by_value: dict[str, list[int]] = {}
         for rank, one in everyone.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -14,7 +13,6 @@ from hvdlite import (
     MismatchError,
     NotInitializedError,
     ProcessSet,
-    allgather_object,
     broadcast_object,
     global_process_set,
     is_initialized,
@@ -22,7 +20,7 @@ from hvdlite import (
 )
 from hvdlite.lowlevel import GroupHandle, Handle, Kind, name_for, refusing
 
-from .autograd import allgather
+from .agreement import everyones_unless_equal
 from .ops import start_broadcast
 from .tensors import to_same
 
@@ -202,12 +200,11 @@ def _check_equal(name: str, what: str, value: list[Any], process_set: ProcessSet
 
     Else ranks would wait for tensors that others do not have.
     """
-    crc = zlib.crc32(repr(value).encode())
-    everyone = allgather(torch.tensor([crc]), name, process_set).tolist()
-    if len(set(everyone)) == 1:
+    everyone = everyones_unless_equal(value, name, process_set)
+    if everyone is None:
         return
     by_value: dict[str, list[int]] = {}
-    for member, other in zip(process_set.ranks or (), allgather_object(value, f"{name}.all", process_set), strict=True):
+    for member, other in everyone.items():
         by_value.setdefault(_difference(other, value), []).append(member)
     raise MismatchError(name, what, by_value, "Make the same model and optimizer on every rank first.")
 

@@ -394,7 +394,7 @@ def test_a_backward_that_raises_on_one_rank_ends_the_step_of_all(ranks, size, vi
                     backward_with(hook, params, rank)
                 continue
             if step == 0:
-                with pytest.raises(hvd.HorovodInternalError, match="backward"):
+                with pytest.raises(hvd.HorovodInternalError, match="backward.*raised on rank 0, so"):
                     optimizer.step()
             else:
                 optimizer.step()
@@ -402,6 +402,26 @@ def test_a_backward_that_raises_on_one_rank_ends_the_step_of_all(ranks, size, vi
         assert values(params) == [-2 * total, 1 - 4 * total]
 
     ranks(size, body, timeout=5.0)
+
+
+@VIEWS
+def test_different_numbers_of_backward_passes_are_told_with_the_ranks(ranks, views):
+    def body(rank):
+        params = parameters()
+        optimizer = wrapped(params, gradient_as_bucket_view=views)
+        loss_of(params, rank).backward()
+        if rank:
+            optimizer.step()
+            optimizer.zero_grad()
+        loss_of(params, rank).backward()
+        with pytest.raises(OrderError, match="1 on ranks 1, 2; 2 on rank 0. Every rank must run backward"):
+            optimizer.step()
+        optimizer.zero_grad()
+        loss_of(params, rank).backward()
+        optimizer.step()
+        assert gradients(params) == [2.0, 4.0]
+
+    ranks(3, body, timeout=10.0)
 
 
 @OPS
