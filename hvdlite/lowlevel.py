@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hvdlite import runtime
 from hvdlite.basics import HorovodBasics
 from hvdlite.buffers import Buffer, describe
+from hvdlite.comm.arena import Home, SharedBuffer
 from hvdlite.dtypes import BFLOAT16, ReduceOp, canonical, check_reducible, name_of
 from hvdlite.engine.cycle import split_rows
 from hvdlite.engine.engine import Engine
@@ -40,6 +41,7 @@ __all__ = [
     "KeptName",
     "Kind",
     "ReduceOp",
+    "SharedBuffer",
     "asynchronous",
     "check_process_set",
     "describe_ranks",
@@ -48,6 +50,7 @@ __all__ = [
     "refusing",
     "register_kernel",
     "resolve_op",
+    "shared_buffer",
     "split_rows",
     "start",
     "start_empty",
@@ -72,6 +75,8 @@ class Item(NamedTuple):
             shape, returns (flat array over the new memory, what `convert` gets for it).
         value: what `convert` gets when `target` is filled.
         convert: makes the handle's result; called once, on the thread that waits.
+        home: the shared buffer in which `source` lies, where `target` is the same memory (allreduce). Where
+            it lies at the same place on all ranks it is reduced there, without a copy; else like any other.
     """
 
     source: Array
@@ -79,6 +84,7 @@ class Item(NamedTuple):
     allocate: Allocate | None = None
     value: Any = None
     convert: Callable[[Any], Any] | None = None
+    home: SharedBuffer | None = None
 
 
 def name_for(kind: Kind | str, name: str | None, process_set: ProcessSet) -> str:
@@ -238,11 +244,14 @@ def start(
                     f"{kind.value} of tensor {name!r}: a scalar has no first dimension; reshape it to (1,)."
                 )
             rows = _rows_for_each(name, source, splits, len(engine.members)) if kind is Kind.ALLTOALL else ()
+            home = None
+            if item.home is not None and kind is Kind.ALLREDUCE and item.target is source:
+                home = item.home.home_of(source, engine.group)
             request = Request(
                 kind, name, name_of(dtype), source.shape, op, root, *factors, rows, "cpu",
-                group, len(names) if group else 0,
+                group, len(names) if group else 0, "", home[:2] if home else (),
             )  # fmt: skip
-            submissions.append(_submission(request, item, engine))
+            submissions.append(_submission(request, item, engine, home))
         engine.submit(submissions)  # a name that is still in flight here may be free on other ranks
     return [submission.handle for submission in submissions]
 
@@ -254,6 +263,34 @@ def start_empty(kind: Kind, name: str, process_set: ProcessSet, convert: Callabl
     handle = Handle(name, convert, engine)
     engine.submit([Submission(Request(kind, name), handle)])
     return handle
+
+
+def shared_buffer(nbytes: int, process_set: ProcessSet, name: str | None = None) -> SharedBuffer | None:
+    """Return new memory of `nbytes` bytes on each rank, in which tensors are reduced without a copy. Collective.
+
+    It serves the operations of this process set only, and only until `shutdown()`: after that, and after its
+    `close()`, tensors in it are like any others.
+
+    Args:
+        nbytes: at least 1, the same on all ranks.
+        name: as of a tensor; None counts the calls.
+
+    Returns:
+        None, on all ranks alike, where they share no memory, where it has no room left (rank 0 warns
+        once), and where there is one rank only.
+
+    Raises:
+        MismatchError: the ranks ask for different lengths.
+        InvalidRequestError: `nbytes` is not a positive number here. All ranks that ask under this name raise.
+    """
+    name = name_for(Kind.SHARED_BUFFER, name, process_set)
+    with refusing(Kind.SHARED_BUFFER, [name], process_set) as engine:
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer) or nbytes < 1:
+            raise InvalidRequestError(f"shared_buffer({nbytes!r}): expected a positive number of bytes.")
+        handle = Handle(name, driver=engine)
+        engine.submit([Submission(Request(Kind.SHARED_BUFFER, name, "uint8", (int(nbytes),)), handle)])
+    made = handle.wait()
+    return None if made is None else SharedBuffer(engine.group, engine.comm.rank, *made)
 
 
 def register_kernel(
@@ -274,7 +311,7 @@ def _engine_of(process_set: ProcessSet, kind: Kind, names: Sequence[str]) -> Eng
     return run.engine_of(process_set.process_set_id)
 
 
-def _submission(request: Request, item: Item, engine: Engine) -> Submission:
+def _submission(request: Request, item: Item, engine: Engine, home: Home | None) -> Submission:
     source = Buffer.of(item.source)
     target = item.target
     return Submission(
@@ -284,6 +321,7 @@ def _submission(request: Request, item: Item, engine: Engine) -> Submission:
         None if target is None else source if target is item.source else Buffer.of(target),
         item.allocate,
         item.value,
+        home=home,
     )
 
 

@@ -30,6 +30,7 @@ class Kind(str, enum.Enum):
     JOIN = "join"
     ADD_PROCESS_SET = "add_process_set"
     REMOVE_PROCESS_SET = "remove_process_set"
+    SHARED_BUFFER = "shared_buffer"
 
 
 JOIN_NAME = "hvdlite.join()"  # no tensor is called that; a joined rank takes part in a tensor called "join"
@@ -45,6 +46,7 @@ class Request(NamedTuple):
         group: identity of the group that becomes ready as one, "" for none.
         group_size: members of that group.
         problem: why this rank cannot take part; set when its arguments were wrong.
+        home: number of the shared buffer in which the tensor is reduced in place, and the byte where it begins; or ().
     """
 
     kind: Kind
@@ -60,6 +62,7 @@ class Request(NamedTuple):
     group: str = ""
     group_size: int = 0
     problem: str = ""
+    home: tuple[int, ...] = ()
 
 
 class Refusal(NamedTuple):
@@ -90,6 +93,7 @@ class Response(NamedTuple):
         joined: set ranks that take part without a tensor of their own; of a refusal, those that have not asked yet.
         last_joined: set rank that joined last (join only).
         refusal: the error, if there is one; then nothing runs.
+        home: as in the Requests, where it is the same on all ranks; else ().
     """
 
     kind: Kind
@@ -107,6 +111,7 @@ class Response(NamedTuple):
     joined: tuple[int, ...] = ()
     last_joined: int = -1
     refusal: Refusal | None = None
+    home: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -207,13 +212,16 @@ def _request_to_json(request: Request) -> list[Any]:
 
 
 def _request_from_json(fields: list[Any]) -> Request:
-    kind, name, dtype, shape, op, root, prescale, postscale, splits, *rest = fields
-    return Request(Kind(kind), name, dtype, tuple(shape), ReduceOp(op), root, prescale, postscale, tuple(splits), *rest)
+    kind, name, dtype, shape, op, root, prescale, postscale, splits, device, group, group_size, problem, home = fields
+    return Request(
+        Kind(kind), name, dtype, tuple(shape), ReduceOp(op), root, prescale, postscale, tuple(splits),
+        device, group, group_size, problem, tuple(home),
+    )  # fmt: skip
 
 
 def _response_from_json(fields: list[Any]) -> Response:
-    kind, name, dtype, shape, op, root, pre, post, splits, device, group, sizes, joined, last, refusal = fields
+    kind, name, dtype, shape, op, root, pre, post, splits, device, group, sizes, joined, last, refusal, home = fields
     return Response(
         Kind(kind), name, dtype, tuple(shape), ReduceOp(op), root, pre, post, tuple(splits),
-        device, group, tuple(sizes), tuple(joined), last, Refusal(*refusal) if refusal else None,
+        device, group, tuple(sizes), tuple(joined), last, Refusal(*refusal) if refusal else None, tuple(home),
     )  # fmt: skip

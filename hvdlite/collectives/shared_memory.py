@@ -37,10 +37,14 @@ from hvdlite.kernels import NO_FINISH, Finish, Kernels
 _ROUNDS_HELD = 3  # rounds in a block: one being filled, one being drained, one for a rank that is late
 _LINE = 64  # bytes; slices and areas start at multiples, so that no two ranks write one cache line
 _FILLED, _REDUCED, _DRAINED = 0, 1, 2  # flag slots: how many rounds this rank has filled, …
+_ENTERED, _LEFT = 3, 4  # how many reductions in place it has begun, and finished its slice of
 
 # Up to this many bytes read from others, reading them all costs less than a second wait does.
 _EXCHANGE_BYTES = 64 * 1024
 _EXCHANGE_BYTES_HALF = 16 * 1024  # half types pay for converting what they read
+
+# Reduced and written to all at a time: what is read once stays in the L2 cache until it is written.
+_IN_PLACE_BYTES = 256 * 1024
 
 # Tensors shorter than this on average are reduced as one run, and copied out: a call less for each.
 _FEW_ELEMENTS = 4096
@@ -73,6 +77,7 @@ class SharedMemoryBackend(Backend):
         if self._area_bytes * comm.size > self._piece_bytes:
             raise ValueError(f"a piece of {piece_bytes} bytes is too small for {comm.size} ranks: {_LINE} bytes each.")
         self._rounds = 0  # of all calls so far; equal on all ranks
+        self._in_place = 0  # reductions in place so far; equal on all ranks
         self._views: dict[np.dtype[Any], list[list[Array]]] = {}
         self._scratch = Scratch()
         self._adasum = Adasum(comm, kernels)
@@ -96,6 +101,47 @@ class SharedMemoryBackend(Backend):
         run = self._exchange if self._reads_all(length * dtype.itemsize, dtype, plain) else self._reduce_slices
         with np.errstate(all="ignore"):
             run(length, sources, targets, (op, prescale, finish))
+
+    def allreduce_in_place(
+        self,
+        blocks: Sequence[Array],
+        dtype: np.dtype[Any],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        finish: Finish = NO_FINISH,
+    ) -> None:
+        """Reduce values where they lie, in memory that all ranks see. No copy, and the bits that `allreduce` gives.
+
+        Each rank reduces its slice of every block and writes the result into all of them. Nobody reads or
+        writes a block any more once its rank returns.
+
+        Args:
+            blocks: flat uint8 memory of each rank (`Communicator.shared_blocks`).
+            starts: byte at which each tensor begins, in every block; a multiple of the item's size.
+            lengths: elements of each tensor.
+        """
+        runs = _joined_runs(dtype.itemsize, starts, lengths)
+        if not runs:
+            return
+        segment, me, size = self._segment, self.comm.rank, self.comm.size
+        number = self._in_place = self._in_place + 1
+        segment.publish(_ENTERED, number)
+        values = [block[: block.nbytes // dtype.itemsize * dtype.itemsize].view(dtype) for block in blocks]
+        step = max(_IN_PLACE_BYTES // dtype.itemsize, 1)
+        segment.await_all(_ENTERED, number)
+        with np.errstate(all="ignore"):
+            for low, high in runs:
+                cuts = split_aligned(high - low, size, max(_LINE // dtype.itemsize, 1))
+                for first, end in chunks(cuts[me + 1] - cuts[me], step):
+                    at = low + cuts[me] + first
+                    parts = [value[at : at + end - first] for value in values]
+                    self.kernels.fold(op, parts, parts[me], prescale, finish)
+                    for other in self._others():
+                        parts[other][:] = parts[me]
+        segment.publish(_LEFT, number)
+        segment.await_all(_LEFT, number)
 
     def reducescatter(
         self,
@@ -357,6 +403,18 @@ class SharedMemoryBackend(Backend):
         """Yield the other ranks, each rank beginning elsewhere, so that they do not all read one block."""
         for distance in range(1, self.comm.size):
             yield (self.comm.rank + distance) % self.comm.size
+
+
+def _joined_runs(itemsize: int, starts: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and last element, exclusive, of what lies in one piece. Neighbours become one run."""
+    runs: list[tuple[int, int]] = []
+    for start, length in sorted(zip(starts, lengths, strict=True)):
+        low = start // itemsize
+        if length and runs and runs[-1][1] == low:
+            runs[-1] = (runs[-1][0], low + length)
+        elif length:
+            runs.append((low, low + length))
+    return runs
 
 
 def _cut(array: Array, part: Part) -> Array:

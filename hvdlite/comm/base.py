@@ -123,6 +123,13 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
+    def shared_blocks(self, nbytes: int) -> list[NDArray[Any]] | None:
+        """Return a flat uint8 block of `nbytes` for each rank, zeroed, 4096-byte aligned, seen by all. Collective.
+
+        None, on every rank alike, as for `shared_segment`. The memory goes when the last array over it does.
+        """
+
+    @abc.abstractmethod
     def close(self) -> None:
         """Give the group's resources back. Collective; nothing may be in flight."""
 

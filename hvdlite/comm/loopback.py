@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.doorbell import ThreadDoorbells
-from hvdlite.comm.segment import FlagSegment, check_equal_lengths, segment_bytes
+from hvdlite.comm.segment import FlagSegment, blocks_of, check_equal_lengths, segment_bytes
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.errors import CommunicationError, describe_ranks
 from hvdlite.topology import Topology
@@ -109,6 +109,13 @@ class LoopbackCommunicator(Communicator):
         check_equal_lengths(self._meet(nbytes))
         mapping = self._meet(mmap.mmap(-1, segment_bytes(self.size, nbytes)) if self.rank == 0 else None)[0]
         return FlagSegment(self.rank, nbytes, mapping, self._bells, drive=self._hub.check)
+
+    def shared_blocks(self, nbytes: int) -> list[NDArray[Any]] | None:
+        if self.topology.n_hosts > 1:
+            return None
+        check_equal_lengths(self._meet(nbytes))
+        mapping = self._meet(mmap.mmap(-1, segment_bytes(self.size, nbytes)) if self.rank == 0 else None)[0]
+        return blocks_of(mapping, self.size, nbytes)
 
     def close(self) -> None:
         """Forget the group. Not really collective here: nothing needs the others."""

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.doorbell import open_doorbells
 from hvdlite.comm.mailbox import Mailboxes, mailbox_bytes
-from hvdlite.comm.segment import FlagSegment, block_places, map_shared
+from hvdlite.comm.segment import FlagSegment, block_places, blocks_of, map_shared
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.config import Config
 from hvdlite.errors import CommunicationError, InvalidRequestError, NotMemberError
@@ -370,6 +370,12 @@ class MpiCommunicator(Communicator):
             return None
         # While this rank sleeps in the segment, nobody else would push what it has posted.
         return FlagSegment(self.rank, nbytes, mapping, self._bells, self._place.spin, self._drive)
+
+    def shared_blocks(self, nbytes: int) -> list[NDArray[Any]] | None:
+        if not self._all_can_ring:
+            return None
+        mapping = map_shared(self.rank, self.size, nbytes, self.allgather_bytes, self._place.segment_directory)
+        return None if mapping is None else blocks_of(mapping, self.size, nbytes)
 
     def close(self) -> None:
         if not MPI.Is_finalized():

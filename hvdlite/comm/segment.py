@@ -64,9 +64,7 @@ class FlagSegment:
         size = bells.size
         self._mapping: mmap.mmap | None = mapping
         self._flags = memoryview(mapping).cast("q")
-        stride = _block_stride(nbytes)
-        first = _flag_bytes(size)
-        self._blocks = [np.frombuffer(mapping, np.uint8, nbytes, first + r * stride) for r in range(size)]
+        self._blocks = blocks_of(mapping, size, nbytes)
         self._bells, self._drive = bells, drive
         # Starting behind the own rank spreads the ranks over different flags.
         self._others = [(rank + k) % size for k in range(1, size)]
@@ -131,6 +129,12 @@ def segment_bytes(size: int, nbytes: int) -> int:
 def block_places(size: int, nbytes: int) -> tuple[int, int]:
     """Return where the block of rank 0 begins in a mapping, and how far the blocks are apart."""
     return _flag_bytes(size), _block_stride(nbytes)
+
+
+def blocks_of(mapping: mmap.mmap, size: int, nbytes: int) -> list[NDArray[Any]]:
+    """Return the block of each rank in a mapping of `segment_bytes(size, nbytes)` bytes, as flat uint8 arrays."""
+    first, stride = block_places(size, nbytes)
+    return [np.frombuffer(mapping, np.uint8, nbytes, first + rank * stride) for rank in range(size)]
 
 
 def map_shared(

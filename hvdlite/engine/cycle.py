@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hvdlite.collectives.base import Backend
 from hvdlite.collectives.select import choose, make_backends
+from hvdlite.collectives.shared_memory import SharedMemoryBackend
 from hvdlite.comm.base import Communicator
 from hvdlite.config import Config
 from hvdlite.dtypes import SUPPORTED, ReduceOp, is_integer
@@ -60,6 +61,7 @@ class Cycle:
         self._instrument = instrument
         self._last: Response | None = None
         self._started = 0.0  # of what runs
+        self._n_shared, self._told_of_room = 0, False
         self._backends = make_backends(
             comm,
             kernels,
@@ -80,6 +82,7 @@ class Cycle:
             Kind.JOIN: self._join,
             Kind.ADD_PROCESS_SET: self._change_process_sets,
             Kind.REMOVE_PROCESS_SET: self._change_process_sets,
+            Kind.SHARED_BUFFER: self._share,
         }
 
     def _warn_without_shared_memory(self) -> None:
@@ -129,6 +132,8 @@ class Cycle:
     def _allreduce(self, plan: FusionPlan) -> None:
         first = plan.responses[0]
         dtype, op = SUPPORTED[first.dtype], _wire_op(first.op)
+        if first.home and self._reduce_in_place(plan, dtype, op):
+            return
         submissions, sources, targets = [], [], []
         for response in plan.responses:
             submission = self._mine(response)
@@ -145,6 +150,23 @@ class Cycle:
         self._instrument.activity(way.activity)
         way.backend.allreduce(sources, targets, op, first.prescale, _finish(first, dtype, self._comm.size))
         self._hand_over(plan, way.reason, submissions)
+
+    def _reduce_in_place(self, plan: FusionPlan, dtype: np.dtype[Any], op: ReduceOp) -> bool:
+        """Reduce tensors that lie in one shared buffer. False if their backend cannot do that."""
+        first = plan.responses[0]
+        way = self._choose(first.kind, plan.nbytes, dtype, op)
+        if op is ReduceOp.ADASUM or not isinstance(way.backend, SharedMemoryBackend):
+            return False
+        submissions = [s for s in map(self._mine, plan.responses) if s is not None]
+        homes = [submission.home for submission in submissions]
+        assert homes[0] is not None and None not in homes
+        starts = [response.home[1] for response in plan.responses]
+        lengths = [prod(response.shape) for response in plan.responses]
+        self._instrument.activity(way.activity)
+        finish = _finish(first, dtype, self._comm.size)
+        way.backend.allreduce_in_place(homes[0].blocks, dtype, starts, lengths, op, first.prescale, finish)
+        self._hand_over(plan, f"{way.reason}, in which the tensors live", submissions)
+        return True
 
     def _reducescatter(self, plan: FusionPlan) -> None:
         first = plan.responses[0]
@@ -245,6 +267,28 @@ class Cycle:
         self._note(plan, "process sets change in the order of the world's Verdicts")
         if self._mine(response) is not None:
             self._inbox.finish(response.name, value)
+
+    def _share(self, plan: FusionPlan) -> None:
+        """Make the memory of a shared buffer; the callers get its number and blocks, or None."""
+        for response in plan.responses:
+            way = self._choose(Kind.ALLREDUCE, response.shape[0], SUPPORTED[response.dtype], ReduceOp.SUM)
+            blocks = None
+            if isinstance(way.backend, SharedMemoryBackend):
+                blocks = self._comm.shared_blocks(response.shape[0])
+                self._warn_without_room(response.shape[0], blocks is None)
+            self._n_shared += 1
+            self._note(plan, "all ranks of one host share the memory")
+            if self._mine(response) is not None:
+                self._inbox.finish(response.name, blocks and (self._n_shared, blocks))
+
+    def _warn_without_room(self, nbytes: int, failed: bool) -> None:
+        if failed and self._comm.rank == 0 and not self._told_of_room:
+            self._told_of_room = True
+            get_logger().warning(
+                "no room in %r for %d shared bytes on each of %d ranks, so these tensors stay in private memory and "
+                "are copied to be reduced. Enlarge it (docker run --shm-size), or set HVDLITE_SHARED_MEMORY_DIR.",
+                self._config.shared_memory_dir, nbytes, self._comm.size,
+            )  # fmt: skip
 
     def _mine(self, response: Response) -> Submission | None:
         """Return what this rank has submitted for `response`: nothing if it takes part because it has joined."""

@@ -65,6 +65,7 @@ class Engine:
         what: str = "hvdlite",
     ) -> None:
         self.comm, self.members, self.config, self.kernels = comm, tuple(members), config, kernels
+        self.group: object = object()  # what shared buffers of this engine belong to
         self._inbox = Inbox()
         self._cycle = Cycle(comm, config, kernels, self._inbox, on_process_set, on_joined, instrument)
         coordinator = None

@@ -13,6 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hvdlite.buffers import Buffer
+from hvdlite.comm.arena import Home
 from hvdlite.engine.handle import Handle
 from hvdlite.errors import DuplicateNameError
 from hvdlite.messages import Kind, Request
@@ -34,6 +35,7 @@ class Submission:
         value: what the handle gets when `target` is filled.
         site: file and line of the caller.
         since: when it was submitted, monotonic seconds.
+        home: where `source`, which is `target`, lies in a shared buffer.
     """
 
     request: Request
@@ -44,6 +46,7 @@ class Submission:
     value: Any = None
     site: Site = ("", 0)
     since: float = 0.0
+    home: Home | None = None
 
     @property
     def where(self) -> str:

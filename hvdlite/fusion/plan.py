@@ -78,4 +78,5 @@ def _sort_of(response: Response, groups_apart: bool) -> tuple[object, ...] | Non
         return (response.kind, response.dtype, response.device, group)
     return (
         response.kind, response.dtype, response.device, response.op, response.prescale, response.postscale, group,
+        response.home[:1],
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from hvdlite.dtypes import ReduceOp
 from hvdlite.messages import Kind, Refusal, Request, Response
 
-_SAME_SHAPE = frozenset({Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER})
+_SAME_SHAPE = frozenset({Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER, Kind.SHARED_BUFFER})
 _SCALED = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER})
 _RAGGED = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
 _ROOTED = frozenset({Kind.BROADCAST})
@@ -27,7 +27,7 @@ def check(requests: Mapping[int, Request], joined: Sequence[int], members: Seque
     """
     first = next(iter(requests.values()))
     if not joined and len(set(requests.values())) == 1 and not first.problem and first.kind not in _RAGGED:
-        return _agreed(first)
+        return _agreed(first, home=first.home)
     refusal = _first_refusal(requests, joined, members)
     if refusal is not None:
         return Response(first.kind, first.name, group=first.group, refusal=refusal)
@@ -37,11 +37,13 @@ def check(requests: Mapping[int, Request], joined: Sequence[int], members: Seque
     return _agreed(first, sizes=sizes, joined=tuple(joined))
 
 
-def _agreed(request: Request, sizes: tuple[int, ...] = (), joined: tuple[int, ...] = ()) -> Response:
+def _agreed(
+    request: Request, sizes: tuple[int, ...] = (), joined: tuple[int, ...] = (), home: tuple[int, ...] = ()
+) -> Response:
     splits = () if request.kind is Kind.ALLTOALL else request.splits  # each rank's own there
     return Response(
         request.kind, request.name, request.dtype, request.shape, request.op, request.root, request.prescale,
-        request.postscale, splits, request.device, request.group, sizes, joined,
+        request.postscale, splits, request.device, request.group, sizes, joined, home=home,
     )  # fmt: skip
 
 
