@@ -131,6 +131,7 @@ class Config:
     backend: str = knob("auto", BACKENDS, "algorithm for collectives; auto: chosen by size and hosts")
     shared_memory: bool = knob(True, FLAG, "use shared memory between the ranks of a host")
     shared_memory_dir: str = knob("/dev/shm", TEXT, "where the segments are made, a directory in memory", shared=False)
+    peer_memory: bool = knob(True, FLAG, "let ranks of a host copy straight between their tensors, where they may")
     shared_memory_piece: int = knob(2**20, PIECE, "largest piece reduced at once in shared memory, bytes per rank")
     small_message: int = knob(16 * 2**10, BYTES, "up to this size ranks on several hosts use the tree, bytes")
     ring_chunk: int = knob(512 * 2**10, PIECE, "a ring transfer is cut into chunks of this size, bytes")

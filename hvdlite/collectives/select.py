@@ -16,7 +16,7 @@ from hvdlite.collectives.local import LocalBackend
 from hvdlite.collectives.mpi_native import MpiNativeBackend
 from hvdlite.collectives.reference import ReferenceBackend
 from hvdlite.collectives.ring import CHUNK_BYTES, RingBackend
-from hvdlite.collectives.shared_memory import SharedMemoryBackend, segment_bytes
+from hvdlite.collectives.shared_memory import DIRECT_BYTES, SharedMemoryBackend, segment_bytes
 from hvdlite.collectives.tree import TreeBackend
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.shared import SharedSegment
@@ -138,6 +138,8 @@ def make_backends(
     shared_memory: bool = True,
     piece_bytes: int = PIECE_BYTES,
     chunk_bytes: int = CHUNK_BYTES,
+    peer_memory: bool = True,
+    direct_bytes: int = DIRECT_BYTES,
 ) -> Backends:
     """Return the backends that `comm` can have. Collective, for the shared segment.
 
@@ -145,10 +147,13 @@ def make_backends(
         shared_memory: False leaves shared memory out (equal on all ranks).
         piece_bytes: how much of each rank's data is in shared memory at a time.
         chunk_bytes: how much the ring sends at a time.
+        peer_memory: False leaves the peers' memory alone (equal on all ranks).
+        direct_bytes: from this size allreduce on one host goes through the peers' memory, where it may.
     """
     piece_bytes = max(piece_bytes, _LEAST_AREA * comm.size)
     if comm.size == 1:
         return Backends({"local": lambda: LocalBackend(comm, kernels)}, None)
+    peers = comm.peer_memory() if shared_memory and peer_memory else None
     builders: dict[str, Callable[[], Backend]] = {
         "reference": lambda: ReferenceBackend(comm, kernels),
         "ring": lambda: RingBackend(comm, kernels, chunk_bytes),
@@ -159,5 +164,5 @@ def make_backends(
     segment = comm.shared_segment(segment_bytes(piece_bytes)) if shared_memory else None
     if segment is not None:
         kept = segment
-        builders["shared_memory"] = lambda: SharedMemoryBackend(comm, kernels, kept, piece_bytes)
+        builders["shared_memory"] = lambda: SharedMemoryBackend(comm, kernels, kept, piece_bytes, peers, direct_bytes)
     return Backends(builders, segment)

@@ -20,6 +20,7 @@ tensors were fused. Memory: three pieces per rank, whatever the size of the tens
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,9 +28,11 @@ import numpy as np
 
 from hvdlite.collectives.adasum import Adasum
 from hvdlite.collectives.base import Array, Backend
+from hvdlite.collectives.direct import TABLE_BYTES, Direct, How
 from hvdlite.collectives.pack import Scratch, as_bytes, concatenate, distribute, offsets, total_length
 from hvdlite.collectives.schedules import Part, chunks, pieces, split_aligned, within
 from hvdlite.comm.base import Communicator
+from hvdlite.comm.peer_memory import PeerMemory
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.dtypes import SUPPORTED, ReduceOp, is_half
 from hvdlite.kernels import NO_FINISH, Finish, Kernels
@@ -37,25 +40,23 @@ from hvdlite.kernels import NO_FINISH, Finish, Kernels
 _ROUNDS_HELD = 3  # rounds in a block: one being filled, one being drained, one for a rank that is late
 _LINE = 64  # bytes; slices and areas start at multiples, so that no two ranks write one cache line
 _FILLED, _REDUCED, _DRAINED = 0, 1, 2  # flag slots: how many rounds this rank has filled, …
-_ENTERED, _LEFT = 3, 4  # how many reductions in place it has begun, and finished its slice of
+
+# From this many bytes on, reading the peers' memory beats copies through blocks.
+DIRECT_BYTES = 128 * 1024
 
 # Up to this many bytes read from others, reading them all costs less than a second wait does.
 _EXCHANGE_BYTES = 64 * 1024
 _EXCHANGE_BYTES_HALF = 16 * 1024  # half types pay for converting what they read
 
-# Reduced and written to all at a time: what is read once stays in the L2 cache until it is written.
-_IN_PLACE_BYTES = 256 * 1024
-
 # Tensors shorter than this on average are reduced as one run, and copied out: a call less for each.
 _FEW_ELEMENTS = 4096
 
 Round = Callable[[int, int], None]  # called with the round and its place in the blocks
-How = tuple[ReduceOp, float, Finish]  # the operation, the factor before and what comes after
 
 
 def segment_bytes(piece_bytes: int) -> int:
     """Return how much memory per rank the backend needs for pieces of `piece_bytes`."""
-    return _ROUNDS_HELD * _whole_lines(piece_bytes)
+    return _ROUNDS_HELD * _whole_lines(piece_bytes) + TABLE_BYTES
 
 
 class SharedMemoryBackend(Backend):
@@ -65,11 +66,21 @@ class SharedMemoryBackend(Backend):
         segment: made by `comm.shared_segment(segment_bytes(piece_bytes))`; not closed here.
         piece_bytes: bytes of each rank in shared memory per round. Small enough that three fit into
             the cache, large enough that a round outlasts its waits.
+        peers: the memory of the other ranks, where it may be touched.
+        direct_bytes: from this size allreduce goes through `peers`.
     """
 
     name = "shared_memory"
 
-    def __init__(self, comm: Communicator, kernels: Kernels, segment: SharedSegment, piece_bytes: int) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        kernels: Kernels,
+        segment: SharedSegment,
+        piece_bytes: int,
+        peers: PeerMemory | None = None,
+        direct_bytes: int = DIRECT_BYTES,
+    ) -> None:
         super().__init__(comm, kernels)
         self._segment = segment
         self._piece_bytes = _whole_lines(piece_bytes)
@@ -77,10 +88,11 @@ class SharedMemoryBackend(Backend):
         if self._area_bytes * comm.size > self._piece_bytes:
             raise ValueError(f"a piece of {piece_bytes} bytes is too small for {comm.size} ranks: {_LINE} bytes each.")
         self._rounds = 0  # of all calls so far; equal on all ranks
-        self._in_place = 0  # reductions in place so far; equal on all ranks
         self._views: dict[np.dtype[Any], list[list[Array]]] = {}
         self._scratch = Scratch()
         self._adasum = Adasum(comm, kernels)
+        self._direct = Direct(comm, kernels, segment, peers, self._piece_bytes)
+        self._direct_bytes = math.inf if peers is None else direct_bytes
 
     def allreduce(
         self,
@@ -98,8 +110,11 @@ class SharedMemoryBackend(Backend):
             return
         dtype = sources[0].dtype
         plain = prescale == 1.0 and finish.is_identity
-        run = self._exchange if self._reads_all(length * dtype.itemsize, dtype, plain) else self._reduce_slices
         with np.errstate(all="ignore"):
+            if length * dtype.itemsize >= self._direct_bytes:
+                self._direct.through_peers(sources, targets, (op, prescale, finish))
+                return
+            run = self._exchange if self._reads_all(length * dtype.itemsize, dtype, plain) else self._reduce_slices
             run(length, sources, targets, (op, prescale, finish))
 
     def allreduce_in_place(
@@ -122,26 +137,8 @@ class SharedMemoryBackend(Backend):
             starts: byte at which each tensor begins, in every block; a multiple of the item's size.
             lengths: elements of each tensor.
         """
-        runs = _joined_runs(dtype.itemsize, starts, lengths)
-        if not runs:
-            return
-        segment, me, size = self._segment, self.comm.rank, self.comm.size
-        number = self._in_place = self._in_place + 1
-        segment.publish(_ENTERED, number)
-        values = [block[: block.nbytes // dtype.itemsize * dtype.itemsize].view(dtype) for block in blocks]
-        step = max(_IN_PLACE_BYTES // dtype.itemsize, 1)
-        segment.await_all(_ENTERED, number)
         with np.errstate(all="ignore"):
-            for low, high in runs:
-                cuts = split_aligned(high - low, size, max(_LINE // dtype.itemsize, 1))
-                for first, end in chunks(cuts[me + 1] - cuts[me], step):
-                    at = low + cuts[me] + first
-                    parts = [value[at : at + end - first] for value in values]
-                    self.kernels.fold(op, parts, parts[me], prescale, finish)
-                    for other in self._others():
-                        parts[other][:] = parts[me]
-        segment.publish(_LEFT, number)
-        segment.await_all(_LEFT, number)
+            self._direct.in_place(blocks, dtype, starts, lengths, (op, prescale, finish))
 
     def reducescatter(
         self,
@@ -403,18 +400,6 @@ class SharedMemoryBackend(Backend):
         """Yield the other ranks, each rank beginning elsewhere, so that they do not all read one block."""
         for distance in range(1, self.comm.size):
             yield (self.comm.rank + distance) % self.comm.size
-
-
-def _joined_runs(itemsize: int, starts: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first and last element, exclusive, of what lies in one piece. Neighbours become one run."""
-    runs: list[tuple[int, int]] = []
-    for start, length in sorted(zip(starts, lengths, strict=True)):
-        low = start // itemsize
-        if length and runs and runs[-1][1] == low:
-            runs[-1] = (runs[-1][0], low + length)
-        elif length:
-            runs.append((low, low + length))
-    return runs
 
 
 def _cut(array: Array, part: Part) -> Array:

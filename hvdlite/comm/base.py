@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from hvdlite.comm.peer_memory import PeerMemory
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.errors import CommunicationError
 from hvdlite.topology import Topology
@@ -127,6 +128,13 @@ class Communicator(abc.ABC):
         """Return a flat uint8 block of `nbytes` for each rank, zeroed, 4096-byte aligned, seen by all. Collective.
 
         None, on every rank alike, as for `shared_segment`. The memory goes when the last array over it does.
+        """
+
+    @abc.abstractmethod
+    def peer_memory(self) -> PeerMemory | None:
+        """Return access to the memory of all ranks of the group. Collective.
+
+        None, on every rank alike, when the group spans hosts or the system does not allow it.
         """
 
     @abc.abstractmethod

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.doorbell import ThreadDoorbells
+from hvdlite.comm.peer_memory import PeerMemory, open_peer_memory
 from hvdlite.comm.segment import FlagSegment, blocks_of, check_equal_lengths, segment_bytes
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.errors import CommunicationError, describe_ranks
@@ -116,6 +117,9 @@ class LoopbackCommunicator(Communicator):
         check_equal_lengths(self._meet(nbytes))
         mapping = self._meet(mmap.mmap(-1, segment_bytes(self.size, nbytes)) if self.rank == 0 else None)[0]
         return blocks_of(mapping, self.size, nbytes)
+
+    def peer_memory(self) -> PeerMemory | None:
+        return open_peer_memory(self.rank, self.allgather_bytes) if self.topology.n_hosts == 1 else None
 
     def close(self) -> None:
         """Forget the group. Not really collective here: nothing needs the others."""

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.doorbell import open_doorbells
 from hvdlite.comm.mailbox import Mailboxes, mailbox_bytes
+from hvdlite.comm.peer_memory import PeerMemory, open_peer_memory
 from hvdlite.comm.segment import FlagSegment, block_places, blocks_of, map_shared
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.config import Config
@@ -376,6 +377,9 @@ class MpiCommunicator(Communicator):
             return None
         mapping = map_shared(self.rank, self.size, nbytes, self.allgather_bytes, self._place.segment_directory)
         return None if mapping is None else blocks_of(mapping, self.size, nbytes)
+
+    def peer_memory(self) -> PeerMemory | None:
+        return open_peer_memory(self.rank, self.allgather_bytes) if self._all_can_ring else None
 
     def close(self) -> None:
         if not MPI.Is_finalized():

@@ -68,6 +68,7 @@ class Cycle:
             shared_memory=config.shared_memory,
             piece_bytes=config.shared_memory_piece,
             chunk_bytes=config.ring_chunk,
+            peer_memory=config.peer_memory,
         )
         self._warn_without_shared_memory()
         self._on_process_set, self._on_joined = on_process_set, on_joined

@@ -22,11 +22,11 @@ from hvdlite.kernels import Finish, Kernels
 from hvdlite.testing.ranks import run_ranks
 
 SIZES = [1, 2, 3, 4, 7]
-BACKENDS = ["local", "reference", "ring", "tree", "shared_memory", "mpi_native"]
+BACKENDS = ["local", "reference", "ring", "tree", "shared_memory", "direct", "mpi_native"]
 OPS = [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT]
 LAYOUTS = [[], [0], [1], [5], [1000], [3, 0, 700, 1, 0, 4001]]
 SMALL = 4096  # bytes of a piece and a chunk: some hundred elements already take several rounds
-IN_RANK_ORDER = {"local", "reference", "shared_memory"}  # whose bits are those of a sum from rank 0 to the last
+IN_RANK_ORDER = {"local", "reference", "shared_memory", "direct"}  # whose bits are those of a sum from rank 0 to the last
 
 Play = Callable[[Callable[[Communicator], None]], None]
 
@@ -65,13 +65,19 @@ class backend:
         self.name, self.comm, self.nbytes = name, comm, nbytes
 
     def __enter__(self) -> Backend:
-        shared = self.name == "shared_memory"
+        name = "shared_memory" if self.name == "direct" else self.name
         if self.comm.size == 1 and self.name != "local":
             return _alone(self.name, self.comm, self.nbytes)
         self.all = make_backends(
-            self.comm, Kernels(128), shared_memory=shared, piece_bytes=self.nbytes, chunk_bytes=self.nbytes // 8
+            self.comm,
+            Kernels(128),
+            shared_memory=name == "shared_memory",
+            piece_bytes=self.nbytes,
+            chunk_bytes=self.nbytes // 8,
+            peer_memory=self.name == "direct",
+            direct_bytes=1,
         )
-        return self.all[self.name]
+        return self.all[name]
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if kind is None and hasattr(self, "all"):
@@ -83,10 +89,11 @@ def _alone(name: str, comm: Communicator, nbytes: int) -> Backend:
     from hvdlite.collectives import mpi_native, reference, ring, shared_memory, tree
 
     kernels = Kernels(128)
-    if name == "shared_memory":
+    if name in ("shared_memory", "direct"):
         segment = comm.shared_segment(shared_memory.segment_bytes(nbytes))
         assert segment is not None
-        return shared_memory.SharedMemoryBackend(comm, kernels, segment, nbytes)
+        peers = comm.peer_memory() if name == "direct" else None
+        return shared_memory.SharedMemoryBackend(comm, kernels, segment, nbytes, peers, 1)
     if name == "mpi_native":
         return mpi_native.MpiNativeBackend(comm, kernels)
     kinds: dict[str, Any] = {

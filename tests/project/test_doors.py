@@ -25,7 +25,7 @@ CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetCo
     ("libraries", "allowed"),
     [
         ({"mpi4py"}, ("hvdlite/comm/mpi.py",)),
-        ({"ctypes"}, ()),
+        ({"ctypes"}, ("hvdlite/comm/peer_memory.py",)),
         (PROCESSES, ("launch/process.py",)),
     ],
     ids=["mpi4py", "ctypes", "processes"],
