@@ -80,6 +80,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
 def _flag(text: str) -> bool:
     word = text.strip().lower()
     if word in ("true", "yes", "on"):
@@ -106,7 +113,9 @@ def _one_of(*words: str) -> Kind[str]:
 BYTES = Kind("whole number of bytes, 0 or more", _count)
 PIECE = Kind("whole number of bytes, 1 or more", _positive)
 COUNT = Kind("whole number, 0 or more", _count)
+NATURAL = Kind("whole number, 1 or more", _positive)
 SECONDS = Kind("number of seconds, 0 or more", _seconds)
+FRACTION = Kind("number from 0 to 1", _fraction)
 FLAG = Kind("0 or 1, false or true", _flag, lambda value: str(int(value)))
 TEXT: Kind[str] = Kind("text", str)
 CORES = Kind("core numbers separated by commas", _cores, lambda cores: ",".join(map(str, cores)))
@@ -144,6 +153,28 @@ class Config:
         horovod="THREAD_AFFINITY",
     )
 
+    # What is found out while it runs.
+    autotune: bool = knob(False, FLAG, "find good sizes in the first steps of training", horovod="AUTOTUNE")
+    autotune_file: str = knob(
+        "", TEXT, "rank 0 saves what tuning found in this file, and loads it when the next job starts"
+    )
+    autotune_log: str = knob(
+        "", TEXT, "rank 0 writes what tuning measures into this file, as CSV", shared=False, horovod="AUTOTUNE_LOG"
+    )
+    autotune_warmup_samples: int = knob(
+        3, COUNT, "samples before tuning starts", shared=False, horovod="AUTOTUNE_WARMUP_SAMPLES"
+    )
+    autotune_steps_per_sample: int = knob(
+        10, NATURAL, "steps of training per sample", shared=False, horovod="AUTOTUNE_STEPS_PER_SAMPLE"
+    )
+    autotune_bayes_opt_max_samples: int = knob(
+        40, NATURAL, "samples after which tuning has ended", shared=False, horovod="AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
+    )
+    autotune_gaussian_process_noise: float = knob(
+        0.8, FRACTION, "accepted, and without effect: noise is measured", shared=False,
+        horovod="AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+    )  # fmt: skip
+
     # When something is wrong.
     stall_warning: float = knob(
         60.0,
@@ -165,6 +196,9 @@ class Config:
     # What is told.
     log_level: str = knob("warning", LEVELS, "least level that is logged", shared=False, horovod="LOG_LEVEL")
     log_hide_time: bool = knob(False, FLAG, "log lines without the time", shared=False, horovod="LOG_HIDE_TIME")
+    summary: bool = knob(
+        False, FLAG, "rank 0 prints at the end what was communicated, and how much of it was hidden", shared=False
+    )
     timeline: str = knob(
         "",
         TEXT,
@@ -209,6 +243,11 @@ class Config:
             values["stall_warning"] = 0.0
         return cls(**values)
 
+    @property
+    def may_tune(self) -> bool:
+        """Whether sizes may change while it runs. Equal on all ranks."""
+        return self.autotune or bool(self.autotune_file)
+
     def fingerprint(self) -> dict[str, str]:
         """Return the settings that must be equal on every rank, as text."""
         return {name: one.kind.render(getattr(self, name)) for name, one in _knobs() if one.shared}
@@ -231,6 +270,17 @@ def compare(fingerprints: Sequence[Mapping[str, str]]) -> None:
     if problems:
         problems.append("Every rank needs the same value; export the variable on all hosts (mpirun -x NAME).")
         raise ConfigError(" ".join(problems))
+
+
+def given(environ: Mapping[str, str] | None = None) -> set[str]:
+    """Return the names of the settings that the user has set, also to their default."""
+    if environ is None:
+        environ = os.environ
+    return {
+        name
+        for name, one in _knobs()
+        if environ.get(variable(name)) or (one.horovod and environ.get(f"HOROVOD_{one.horovod}"))
+    }
 
 
 def variable(name: str) -> str:
@@ -300,7 +350,6 @@ def settings_reference() -> str:
         "Of Horovod's names only those in the last column are aliases, and `HOROVOD_STALL_CHECK_DISABLE=1`, which is",
         "`HVDLITE_STALL_WARNING=0`. All other `HOROVOD_` names are ignored without a message, among them",
         "",
-        "- `HOROVOD_AUTOTUNE`: there is no autotuning yet;",
         "- `HOROVOD_CYCLE_TIME`: nothing waits for a cycle;",
         "- `HOROVOD_DYNAMIC_PROCESS_SETS`: process sets may always come and go.",
     ]

@@ -11,6 +11,7 @@ from typing import Any
 
 from hvdlite import config as settings
 from hvdlite import runtime
+from hvdlite.affinity import complaint
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.mpi_env import mpi_environment
 from hvdlite.config import Config
@@ -145,14 +146,13 @@ def _watch_exits(rank: int, size: int, abort: Callable[[int], None]) -> None:
 
 
 def _warn_of_binding(running: Runtime) -> None:
-    """Open MPI's mpirun binds each of two ranks to one core: then engine and training take turns on it."""
-    usable, has = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    if running.size > 1 and running.rank == 0 and usable == 1 < has:
-        log.get_logger().warning(
-            "rank 0 may use 1 of %d cores, which its engine and the training share. "
-            "Start with 'mpirun --bind-to none' (hvdrun does), or leave it so if every core has a rank.",
-            has,
-        )
+    """Open MPI's mpirun binds each of two ranks to one core. The first rank of each host says so, for all of it."""
+    local = running.topology.local_ranks
+    if running.rank == local[0]:
+        cores = [running.cores_of[rank] for rank in local]
+        problem = complaint(cores, local, os.cpu_count() or 1, running.config.thread_affinity)
+        if problem:
+            log.get_logger().warning("%s", problem)
 
 
 def _alone(size: int, variable: str) -> str:

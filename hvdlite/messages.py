@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hvdlite import errors
+from hvdlite.config import Config
 from hvdlite.dtypes import ReduceOp
 
 
@@ -114,6 +115,29 @@ class Response(NamedTuple):
     home: tuple[int, ...] = ()
 
 
+class Knobs(NamedTuple):
+    """How collectives run from some Verdict on. The defaults are the settings of these names; a tuner may change them.
+
+    Attributes:
+        fusion_threshold: largest fused buffer, bytes.
+        shared_memory_piece: bytes of each rank in shared memory at a time.
+        ring_chunk: bytes of a ring transfer at a time.
+        small_message: up to this many bytes, ranks on several hosts take the way with the fewest steps.
+        hierarchical: ranks of a host reduce among themselves first, where there are several hosts.
+    """
+
+    fusion_threshold: int
+    shared_memory_piece: int
+    ring_chunk: int
+    small_message: int
+    hierarchical: bool = True
+
+    @classmethod
+    def of(cls, config: Config) -> Knobs:
+        """Return what the settings say."""
+        return cls(config.fusion_threshold, config.shared_memory_piece, config.ring_chunk, config.small_message)
+
+
 @dataclass(slots=True)
 class Announcement:
     """What one rank newly wants: ids that the cache knows, and Requests in full."""
@@ -132,6 +156,7 @@ class Verdict:
         evicted: ids that every rank forgets, after the entries have been looked up.
         shutdown: why the set stops after these entries; "" when it goes on.
         fusion_threshold: bytes; equal everywhere because it travels here.
+        knobs: what runs differently from these entries on; None when nothing changes.
     """
 
     entries: list[int | Response] = field(default_factory=list)
@@ -139,6 +164,7 @@ class Verdict:
     evicted: list[int] = field(default_factory=list)
     shutdown: str = ""
     fusion_threshold: int = 0
+    knobs: Knobs | None = None
 
 
 class Tag(bytes, enum.Enum):
@@ -170,17 +196,17 @@ def encode_verdict(verdict: Verdict) -> bytes:
     new = [entry for entry in verdict.entries if not isinstance(entry, int)]
     ids = [entry if isinstance(entry, int) else _NEW for entry in verdict.entries]
     head = _HEAD.pack(Tag.VERDICT, verdict.fusion_threshold, len(ids)) + _pack_ids(ids)
-    if not (new or verdict.evicted or verdict.shutdown):
+    if not (new or verdict.evicted or verdict.shutdown or verdict.knobs):
         return head
-    return head + _dump([new, verdict.new_ids, verdict.evicted, verdict.shutdown])
+    return head + _dump([new, verdict.new_ids, verdict.evicted, verdict.shutdown, verdict.knobs])
 
 
 def decode_verdict(message: bytes) -> Verdict:
     threshold, ids, tail = _split(message)
-    new, new_ids, evicted, shutdown = json.loads(tail) if tail else ([], {}, [], "")
+    new, new_ids, evicted, shutdown, knobs = json.loads(tail) if tail else ([], {}, [], "", None)
     responses = iter(new)
     entries = [_response_from_json(next(responses)) if i == _NEW else i for i in ids]
-    return Verdict(entries, new_ids, evicted, shutdown, threshold)
+    return Verdict(entries, new_ids, evicted, shutdown, threshold, Knobs(*knobs) if knobs else None)
 
 
 def encode_json(tag: Tag, value: Any) -> bytes:

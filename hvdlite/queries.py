@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 from hvdlite import runtime
 
@@ -45,6 +46,17 @@ def is_homogeneous() -> bool:
 def backend_reasons() -> dict[str, str]:
     """Return, for each kind of operation that has run, which backend ran it last, and why."""
     return dict(runtime.current("hvd.backend_reasons()").reasons.by_kind)
+
+
+def metrics() -> dict[str, Any]:
+    """Return what this rank has communicated since `init()`, and how much of it the program did not notice.
+
+    Communication is hidden while no caller waits for an operation. `seconds` since `init()`; `communication_seconds`
+    that collectives took, over all process sets, with what they waited for each other; `hidden_share` of these, 0 to 1
+    (1 if nothing ran); `waiting_seconds` that callers waited, which includes waiting for slower ranks; `waits` is how
+    often; `operations` has for each kind that ran `batches`, `tensors`, `bytes`, `seconds`, `hidden_seconds`.
+    """
+    return runtime.current("hvd.metrics()").metrics.snapshot()
 
 
 def mpi_threads_supported() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import sys
 import threading
 import weakref
 from collections import deque
@@ -19,6 +20,7 @@ from typing import Any
 
 from hvdlite import config as settings
 from hvdlite._version import __version__
+from hvdlite.affinity import cores_of_this_thread
 from hvdlite.comm.base import Communicator
 from hvdlite.config import Config
 from hvdlite.engine.engine import Engine
@@ -34,10 +36,14 @@ from hvdlite.errors import (
     describe_ranks,
 )
 from hvdlite.kernels import Kernels
-from hvdlite.messages import Kind, Request, Response
+from hvdlite.messages import Kind, Knobs, Request, Response
 from hvdlite.observe import log
-from hvdlite.observe.instrument import LastReasons
+from hvdlite.observe.instrument import Both, Instrument, LastReasons
+from hvdlite.observe.metrics import Metrics, summary
 from hvdlite.observe.timeline import Timeline
+from hvdlite.tuning import store
+from hvdlite.tuning.search import Search, grid_for
+from hvdlite.tuning.tuner import Tuner
 
 WORLD = 0  # id of the set of all ranks
 
@@ -66,7 +72,8 @@ class Runtime:
     ) -> None:
         self.config, self.topology = config, world.topology
         self.rank, self.size = world.rank, world.size
-        self.reasons, self.timeline = LastReasons(), timeline or Timeline()
+        self.reasons, self.timeline, self.metrics = LastReasons(), timeline or Timeline(), Metrics()
+        self.metrics.waits.on_waited = self.timeline.waited
         self._world = world
         self._sets: dict[int, _Registered] = {}
         self._bound: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -75,7 +82,7 @@ class Runtime:
         self._names = threading.Lock()
         self._custom_kernels: list[tuple[Any, ...]] = []
         log.configure(self.rank, config)
-        _check_peers(world, config, problem)
+        self.cores_of = _check_peers(world, config, problem)  # by rank
         self.timeline.attach(self.rank, config)
         everyone = world.create(range(world.size))
         assert everyone is not None
@@ -159,8 +166,16 @@ class Runtime:
             if engine is not None:
                 engine.stop(reason)
         self.unbind()
+        self._tell_summary()
         self.timeline.flush()
         log.unconfigure()
+
+    def _tell_summary(self) -> None:
+        if not self.config.summary or self.rank != 0:
+            return
+        said = self.engine_of(WORLD).last_words
+        if len(said) == self.size:  # else a rank has failed, and that is the news
+            print(summary(said), file=sys.stderr, flush=True)
 
     def abort(self, code: int) -> None:
         """End all ranks of the job now."""
@@ -239,14 +254,42 @@ class Runtime:
         what = "hvdlite" if set_id == WORLD else f"process set {set_id}"
         members = tuple(members or range(comm.size))
         label = "" if set_id == WORLD else f"{what}, {describe_ranks(members)}"
-        instrument = self.timeline.ear_of(label, members, comm.rank, self.reasons)
+        tuner = self._make_tuner(comm) if set_id == WORLD else None
+        listeners: Instrument = self.reasons if tuner is None else Both(self.reasons, tuner)
+        instrument = self.timeline.ear_of(label, members, comm.rank, self.metrics.ear(listeners))
         on_joined = functools.partial(self._forget_names, set_id)
         engine = Engine(
             comm, members, self.config, kernels,
-            self._on_process_set, on_joined, instrument, self._on_engine_failure, what,
+            self._on_process_set, on_joined, instrument, self._on_engine_failure, what, self.metrics, tuner,
         )  # fmt: skip
         engine.start()
         return engine
+
+    def _make_tuner(self, comm: Communicator) -> Tuner | None:
+        """Return the tuner of the set of all ranks, on its rank 0 and if the settings want one."""
+        config, path = self.config, self.config.autotune_file
+        if comm.rank != 0 or comm.size == 1 or not config.may_tune:
+            return None
+        default, pinned = Knobs.of(config), frozenset(settings.given())
+        valid_for = store.fingerprint(comm.topology)
+        found = store.load(path, valid_for) if path else None
+        if found is not None:
+            found = found._replace(**{name: getattr(default, name) for name in pinned.intersection(Knobs._fields)})
+        elif not config.autotune:
+            return None
+
+        def search_for(step_bytes: int) -> Search:
+            grid = grid_for(
+                default, comm.topology, backend=config.backend, shared_memory=config.shared_memory,
+                pinned=pinned, step_bytes=step_bytes,
+            )  # fmt: skip
+            return Search(default, grid, config.autotune_bayes_opt_max_samples)
+
+        def keep(knobs: Knobs, gain: float, step_bytes: int) -> None:
+            if path:
+                store.save(path, valid_for, knobs, gain, step_bytes)
+
+        return Tuner(default, config, search_for, found, keep)
 
     def _forget_names(self, set_id: int) -> None:
         # Ranks that joined have made fewer calls than others; from here on the n-th call meets the n-th again.
@@ -262,10 +305,15 @@ class Runtime:
             timer.start()
 
 
-def _check_peers(world: Communicator, config: Config, problem: str) -> None:
-    """Refuse to start when ranks differ in what must be equal. Collective; raises the same everywhere."""
-    mine = {"version": __version__, "problem": problem, **config.fingerprint()}
+def _check_peers(world: Communicator, config: Config, problem: str) -> list[list[int]]:
+    """Refuse to start when ranks differ in what must be equal. Collective; raises the same everywhere.
+
+    Returns:
+        The cores that each rank may use.
+    """
+    mine = {"version": __version__, "problem": problem, "cores": cores_of_this_thread(), **config.fingerprint()}
     everyone = [json.loads(text) for text in world.allgather_bytes(json.dumps(mine).encode())]
+    cores = [one.pop("cores", []) for one in everyone]  # another version has none; that is told below
     problems: dict[str, list[int]] = {}
     for rank, one in enumerate(everyone):
         problems.setdefault(one.pop("problem", ""), []).append(rank)
@@ -278,6 +326,7 @@ def _check_peers(world: Communicator, config: Config, problem: str) -> None:
     if len(versions) > 1:
         raise MismatchError("hvd.init()", "hvdlite version", versions, "Install one version on all hosts.")
     settings.compare(everyone)
+    return cores
 
 
 # The runtime of this process, and of threads that play ranks.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hvdlite.comm.base import Communicator
 from hvdlite.dtypes import ReduceOp
 from hvdlite.kernels import Finish, Kernels
+from hvdlite.messages import Knobs
 
 Array = NDArray[Any]
 
@@ -74,6 +75,9 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def alltoall(self, source: Array, send: Sequence[int], target: Array, receive: Sequence[int]) -> None:
         """Send `send[r]` elements of `source` to each rank r, in order; `target` takes `receive[r]` from each."""
+
+    def tune(self, knobs: Knobs) -> None:  # noqa: B027  (not all have sizes to choose)
+        """Work with other sizes from the next call on. Collective; `knobs` are equal on all ranks."""
 
     def close(self) -> None:  # noqa: B027  (most have nothing to give back)
         """Give scratch memory back. Collective."""

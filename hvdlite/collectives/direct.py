@@ -60,12 +60,18 @@ class Direct:
         self._comm, self._kernels, self._segment, self._peers = comm, kernels, segment, peers
         me, size = comm.rank, comm.size
         self._others = [(me + k) % size for k in range(1, size)]  # each begins elsewhere
-        self._step = max(_LINE, min(step, _STEP_BYTES, _STEPS_BYTES // size) // _LINE * _LINE)
         self._tables = [segment.block(rank)[-TABLE_BYTES:].view(np.int64) for rank in range(size)]
         self._number = 0  # of operations so far; equal on all ranks
-        rooms = [aligned_empty(self._step if peers else 0) for _ in range(size)]
-        self._rooms = [(room, address_of(room)) for room in rooms]
         self._layout_of = functools.lru_cache(_LAYOUTS)(self._make_layout)  # most steps are like the one before
+        self.tune(step)
+
+    def tune(self, step: int) -> None:
+        """Reduce at most `step` bytes of each rank at once."""
+        size = self._comm.size
+        self._step = max(_LINE, min(step, _STEP_BYTES, _STEPS_BYTES // size) // _LINE * _LINE)
+        rooms = [aligned_empty(self._step if self._peers else 0) for _ in range(size)]
+        self._rooms = [(room, address_of(room)) for room in rooms]
+        self._layout_of.cache_clear()
 
     def in_place(
         self, blocks: Sequence[Array], dtype: np.dtype[Any], starts: Sequence[int], lengths: Sequence[int], how: How

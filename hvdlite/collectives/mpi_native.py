@@ -17,6 +17,7 @@ from hvdlite.collectives.ring import CHUNK_BYTES, RingBackend
 from hvdlite.comm.base import Communicator
 from hvdlite.dtypes import SUPPORTED, ReduceOp
 from hvdlite.kernels import NO_FINISH, Finish, Kernels
+from hvdlite.messages import Knobs
 
 
 class MpiNativeBackend(Backend):
@@ -105,6 +106,9 @@ class MpiNativeBackend(Backend):
 
     def alltoall(self, source: Array, send: Sequence[int], target: Array, receive: Sequence[int]) -> None:
         self._native.alltoall(source[: sum(send)], send, target, receive)
+
+    def tune(self, knobs: Knobs) -> None:
+        self._ring.tune(knobs)
 
     def close(self) -> None:
         self._scratch.clear()

@@ -32,8 +32,11 @@ from hvdlite.collectives.schedules import RingStep, chunks, gather_steps, ring_s
 from hvdlite.comm.base import Communicator, Transfer
 from hvdlite.dtypes import SUPPORTED, ReduceOp, is_half
 from hvdlite.kernels import NO_FINISH, Finish, Kernels
+from hvdlite.messages import Knobs
 
 CHUNK_BYTES = 512 * 1024  # a chunk in flight, one being reduced and its operands fit into the L2 cache
+
+_LEAST_CHUNK = 64  # bytes
 
 
 class RingBackend(Backend):
@@ -47,7 +50,7 @@ class RingBackend(Backend):
 
     def __init__(self, comm: Communicator, kernels: Kernels, chunk_bytes: int = CHUNK_BYTES) -> None:
         super().__init__(comm, kernels)
-        self._chunk_bytes = max(chunk_bytes, 64)
+        self._chunk_bytes = max(chunk_bytes, _LEAST_CHUNK)
         self._scratch = Scratch()
         self._adasum = Adasum(comm, kernels)
 
@@ -143,6 +146,10 @@ class RingBackend(Backend):
             if outgoing.size:
                 transfers.append(self.comm.isend(outgoing, to))
             _wait_all(transfers)
+
+    def tune(self, knobs: Knobs) -> None:
+        self._chunk_bytes = max(knobs.ring_chunk, _LEAST_CHUNK)
+        self._scratch.clear()
 
     def close(self) -> None:
         self._scratch.clear()

@@ -23,12 +23,14 @@ from hvdlite.comm.shared import SharedSegment
 from hvdlite.dtypes import ReduceOp, name_of
 from hvdlite.errors import ConfigError
 from hvdlite.kernels import Kernels
+from hvdlite.messages import Knobs
 from hvdlite.topology import Topology
 
 BACKENDS = ("local", "shared_memory", "tree", "ring", "mpi_native", "reference")
 SMALL_BYTES = 16 * 1024  # where log2(P) full-size steps stop beating 2 (P - 1) steps of 1/P
 _LEAST_AREA = 64  # bytes of a piece for each rank: one cache line
 PIECE_BYTES = 1024 * 1024
+MOST_PIECE_BYTES = 4 * 1024 * 1024  # that a tuner may try; needs as much room in the segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +96,13 @@ def _forced(name: str, shared_memory_available: bool, native_available: bool) ->
 class Backends(Mapping[str, Backend]):
     """The backends of one communicator, built when first asked for.
 
-    Building is local; the segment was made before, collectively.
+    Building is local unless `tune` was called; the segment was made before, collectively.
     """
 
     def __init__(self, builders: Mapping[str, Callable[[], Backend]], segment: SharedSegment | None) -> None:
         self._builders, self._built = dict(builders), dict[str, Backend]()
         self._segment = segment
+        self._knobs: Knobs | None = None
 
     @property
     def shared_memory_available(self) -> bool:
@@ -113,7 +116,15 @@ class Backends(Mapping[str, Backend]):
         backend = self._built.get(name)
         if backend is None:
             backend = self._built[name] = self._builders[name]()
+            if self._knobs is not None:
+                backend.tune(self._knobs)
         return backend
+
+    def tune(self, knobs: Knobs) -> None:
+        """Let all backends, also those built later, work with these sizes. Collective, between collectives."""
+        self._knobs = knobs
+        for backend in self._built.values():
+            backend.tune(knobs)
 
     def __iter__(self) -> Any:
         return iter(self._builders)
@@ -140,6 +151,7 @@ def make_backends(
     chunk_bytes: int = CHUNK_BYTES,
     peer_memory: bool = True,
     direct_bytes: int = DIRECT_BYTES,
+    tunable: bool = False,
 ) -> Backends:
     """Return the backends that `comm` can have. Collective, for the shared segment.
 
@@ -149,6 +161,7 @@ def make_backends(
         chunk_bytes: how much the ring sends at a time.
         peer_memory: False leaves the peers' memory alone (equal on all ranks).
         direct_bytes: from this size allreduce on one host goes through the peers' memory, where it may.
+        tunable: leave room for the pieces that a tuner may ask for.
     """
     piece_bytes = max(piece_bytes, _LEAST_AREA * comm.size)
     if comm.size == 1:
@@ -161,7 +174,8 @@ def make_backends(
     }
     if comm.native is not None:
         builders["mpi_native"] = lambda: MpiNativeBackend(comm, kernels, chunk_bytes)
-    segment = comm.shared_segment(segment_bytes(piece_bytes)) if shared_memory else None
+    room = segment_bytes(max(piece_bytes, MOST_PIECE_BYTES if tunable else 0))
+    segment = comm.shared_segment(room) if shared_memory else None
     if segment is not None:
         kept = segment
         builders["shared_memory"] = lambda: SharedMemoryBackend(comm, kernels, kept, piece_bytes, peers, direct_bytes)

@@ -36,6 +36,7 @@ from hvdlite.comm.peer_memory import PeerMemory
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.dtypes import SUPPORTED, ReduceOp, is_half
 from hvdlite.kernels import NO_FINISH, Finish, Kernels
+from hvdlite.messages import Knobs
 
 _ROUNDS_HELD = 3  # rounds in a block: one being filled, one being drained, one for a rank that is late
 _LINE = 64  # bytes; slices and areas start at multiples, so that no two ranks write one cache line
@@ -63,7 +64,8 @@ class SharedMemoryBackend(Backend):
     """The ranks of one host.
 
     Args:
-        segment: made by `comm.shared_segment(segment_bytes(piece_bytes))`; not closed here.
+        segment: made by `comm.shared_segment(segment_bytes(piece_bytes))`; not closed here. A larger one
+            leaves room for larger pieces (`tune`).
         piece_bytes: bytes of each rank in shared memory per round. Small enough that three fit into
             the cache, large enough that a round outlasts its waits.
         peers: the memory of the other ranks, where it may be touched.
@@ -83,10 +85,7 @@ class SharedMemoryBackend(Backend):
     ) -> None:
         super().__init__(comm, kernels)
         self._segment = segment
-        self._piece_bytes = _whole_lines(piece_bytes)
-        self._area_bytes = max(_LINE, self._piece_bytes // comm.size // _LINE * _LINE)
-        if self._area_bytes * comm.size > self._piece_bytes:
-            raise ValueError(f"a piece of {piece_bytes} bytes is too small for {comm.size} ranks: {_LINE} bytes each.")
+        self._set_piece(piece_bytes)
         self._rounds = 0  # of all calls so far; equal on all ranks
         self._views: dict[np.dtype[Any], list[list[Array]]] = {}
         self._scratch = Scratch()
@@ -238,11 +237,27 @@ class SharedMemoryBackend(Backend):
         longest = max((leaving[other + 1] - leaving[other] for other in self._others()), default=0)
         self._run(self._largest(-(-longest // area)), fill, drain)
 
+    def tune(self, knobs: Knobs) -> None:
+        """Work with other pieces, as large as the segment has room for."""
+        room = (self._segment.block(self.comm.rank).size - TABLE_BYTES) // _ROUNDS_HELD // _LINE * _LINE
+        self._segment.barrier()  # the blocks move: nobody may read an old one any more
+        self._set_piece(min(max(knobs.shared_memory_piece, _LINE * self.comm.size), room))
+        self._direct.tune(self._piece_bytes)
+        self._views.clear()
+
     def close(self) -> None:
         self._segment.barrier()  # nobody reads a block any more
         self._views.clear()
         self._scratch.clear()
         self._adasum.clear()
+
+    def _set_piece(self, piece_bytes: int) -> None:
+        self._piece_bytes = _whole_lines(piece_bytes)
+        self._area_bytes = max(_LINE, self._piece_bytes // self.comm.size // _LINE * _LINE)
+        if self._area_bytes * self.comm.size > self._piece_bytes:
+            raise ValueError(
+                f"a piece of {piece_bytes} bytes is too small for {self.comm.size} ranks: {_LINE} bytes each."
+            )
 
     # Allreduce
 

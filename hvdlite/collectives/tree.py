@@ -26,6 +26,7 @@ from hvdlite.collectives.schedules import binomial_parent_and_children, doubling
 from hvdlite.comm.base import Communicator
 from hvdlite.dtypes import ReduceOp, accumulator, is_half
 from hvdlite.kernels import NO_FINISH, Finish, Kernels
+from hvdlite.messages import Knobs
 
 
 class TreeBackend(Backend):
@@ -84,6 +85,9 @@ class TreeBackend(Backend):
 
     def alltoall(self, source: Array, send: Sequence[int], target: Array, receive: Sequence[int]) -> None:
         self._ring.alltoall(source, send, target, receive)
+
+    def tune(self, knobs: Knobs) -> None:
+        self._ring.tune(knobs)
 
     def close(self) -> None:
         self._scratch.clear()

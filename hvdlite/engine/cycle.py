@@ -24,7 +24,7 @@ from hvdlite.dtypes import SUPPORTED, ReduceOp, is_integer
 from hvdlite.engine.inbox import Inbox, Submission
 from hvdlite.fusion.plan import FusionPlan, plan_fusion
 from hvdlite.kernels import Finish, Kernels
-from hvdlite.messages import Kind, Response
+from hvdlite.messages import Kind, Knobs, Response
 from hvdlite.observe.instrument import Instrument, Operation
 from hvdlite.observe.log import get_logger
 
@@ -69,7 +69,9 @@ class Cycle:
             piece_bytes=config.shared_memory_piece,
             chunk_bytes=config.ring_chunk,
             peer_memory=config.peer_memory,
+            tunable=config.may_tune,
         )
+        self._knobs = Knobs.of(config)
         self._warn_without_shared_memory()
         self._on_process_set, self._on_joined = on_process_set, on_joined
         self._choose = functools.lru_cache(_CHOICES)(self._make_choice)  # most steps are like the one before
@@ -106,9 +108,15 @@ class Cycle:
             else:
                 self._inbox.fail(response.name, response.refusal.exception())
         for plan in plan_fusion(agreed, fusion_threshold, groups_apart=self._config.disable_group_fusion):
-            self._started = time.perf_counter()
             self._instrument.began(plan.responses)
+            self._started = time.perf_counter()
             self._run[plan.kind](plan)
+
+    def tune(self, knobs: Knobs) -> None:
+        """Run differently from here on. Collective: all ranks do this between the same two collectives."""
+        self._knobs = knobs
+        self._backends.tune(knobs)
+        self._choose.cache_clear()
 
     @property
     def last_finished(self) -> str:
@@ -125,7 +133,7 @@ class Cycle:
             shared_memory_available=self._backends.shared_memory_available,
             native_available=self._backends.native_available,
             forced=self._config.backend,
-            small_bytes=self._config.small_message,
+            small_bytes=self._knobs.small_message,
         )  # fmt: skip
         activity = f"{choice.backend}_{'adasum_' if op is ReduceOp.ADASUM else ''}{kind.value}".upper()
         return _Way(self._backends[choice.backend], choice.reason, activity)

@@ -19,25 +19,34 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from hvdlite import errors
+from hvdlite.affinity import cores_of_this_thread, describe_cores
 from hvdlite.comm.base import Communicator
 from hvdlite.config import Config
 from hvdlite.engine.cycle import Cycle
 from hvdlite.engine.inbox import Inbox, Submission
 from hvdlite.engine.stall import StallWatch
 from hvdlite.kernels import Kernels
-from hvdlite.messages import Request, Response
+from hvdlite.messages import Knobs, Request, Response
 from hvdlite.negotiation.coordinator import Coordinator
 from hvdlite.negotiation.negotiator import Negotiator
 from hvdlite.observe.instrument import Instrument
 from hvdlite.observe.log import get_logger
+from hvdlite.observe.metrics import Metrics
 
 _BUSY_WAIT = 0.25  # seconds; while something is pending, so that the stall watch looks now and then
 # Seconds between two looks of an idle engine: short after work, so that shutdown is quick.
 # Measured: 0.4 to 0.8 % of a core.
 _SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.05
+
+
+class Tuning(Protocol):
+    """What may want collectives to run differently: a tuner, on set rank 0."""
+
+    def take_wish(self) -> Knobs | None:
+        """Return what is wanted from now on, once; None when nothing has changed."""
 
 
 class Engine:
@@ -50,6 +59,8 @@ class Engine:
         on_process_set, on_joined: see `Cycle`.
         on_failure: called on the engine thread when it cannot go on, after everything in flight has failed.
         what: what stops when this engine does, for messages.
+        metrics: told when callers wait; says at the end what set rank 0 is to know of this rank.
+        tuner: asked after each batch; on set rank 0 only.
     """
 
     def __init__(
@@ -63,7 +74,11 @@ class Engine:
         instrument: Instrument,
         on_failure: Callable[[BaseException], None],
         what: str = "hvdlite",
+        metrics: Metrics | None = None,
+        tuner: Tuning | None = None,
     ) -> None:
+        self._metrics, self._tuner = metrics or Metrics(), tuner
+        self.waits = self._metrics.waits
         self.comm, self.members, self.config, self.kernels = comm, tuple(members), config, kernels
         self.group: object = object()  # what shared buffers of this engine belong to
         self._inbox = Inbox()
@@ -77,7 +92,9 @@ class Engine:
         self._stall = StallWatch(
             comm, config, coordinator, self._inbox, lambda: self._cycle.last_finished, get_logger().warning
         )
-        self._negotiator = Negotiator(comm, coordinator, self._stall.hear, instrument.answered)
+        self._negotiator = Negotiator(
+            comm, coordinator, self._stall.hear, instrument.answered, self._metrics.last_words
+        )
         self._leaving: str | None = None
         self._left = False
         self._failure: BaseException | None = None
@@ -146,6 +163,11 @@ class Engine:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    @property
+    def last_words(self) -> dict[int, Any]:
+        """What the members said of themselves at the end, by set rank; complete on set rank 0 after `stop`."""
+        return self._negotiator.last_words
+
     def _main(self) -> None:
         self._pin()
         nap = _SHORTEST_NAP
@@ -191,16 +213,19 @@ class Engine:
             self._fail(error)
 
     def _pin(self) -> None:
-        cores, place = self.config.thread_affinity, self.comm.topology.local_rank
-        if not cores:
-            return
-        try:
-            os.sched_setaffinity(0, {cores[place]})  # 0: this thread only
-        except (IndexError, OSError) as error:
-            get_logger().error(
-                "HVDLITE_THREAD_AFFINITY=%s does not fit local rank %d: %s; its engine thread is not pinned.",
-                ",".join(map(str, cores)), place, error,
-            )  # fmt: skip
+        cores, place, before = self.config.thread_affinity, self.comm.topology.local_rank, cores_of_this_thread()
+        if cores:
+            try:
+                os.sched_setaffinity(0, {cores[place]})  # 0: this thread only
+            except (IndexError, OSError) as error:
+                get_logger().error(
+                    "HVDLITE_THREAD_AFFINITY=%s does not fit local rank %d: %s; its engine thread is not pinned.",
+                    ",".join(map(str, cores)), place, error,
+                )  # fmt: skip
+        get_logger().info(
+            "%s: the engine's thread may use core %s, the program %s.",
+            self._what, describe_cores(cores_of_this_thread()), describe_cores(before),
+        )  # fmt: skip
 
     def _step(self) -> bool:
         requests = self._inbox.drain()
@@ -213,12 +238,18 @@ class Engine:
             self._negotiator.leave(self._leaving)
         verdicts = self._negotiator.advance()
         for verdict in verdicts:
+            if verdict.knobs is not None:
+                self._cycle.tune(verdict.knobs)
             responses = self._negotiator.learn(verdict)
             self._cycle.run(responses, verdict.fusion_threshold)
             if verdict.shutdown:
                 self._close_inbox(verdict.shutdown)
                 self._ended = True
                 break
+        if self._tuner is not None and self._coordinator is not None:
+            knobs = self._tuner.take_wish()
+            if knobs is not None:
+                self._coordinator.retune(knobs)
         if self._coordinator is not None and self._coordinator.ledger.waiting:
             self._watch(time.monotonic())
         return bool(requests or verdicts)

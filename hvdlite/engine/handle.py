@@ -7,11 +7,19 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from hvdlite.observe.instrument import WaitClock
+
 _NOTHING: Any = object()
 
 
 class Driver(Protocol):
-    """What gets an operation done: the engine."""
+    """What gets an operation done: the engine.
+
+    Attributes:
+        waits: measures how long callers wait.
+    """
+
+    waits: WaitClock
 
     def drive(self, done: Callable[[], bool], timeout: float | None) -> None:
         """Work on this thread until `done()`, unless another thread is at it already."""
@@ -57,10 +65,16 @@ class Handle:
             timeout: seconds; None waits for ever. `TimeoutError` when it is over, and the operation goes on.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        if self._driver is not None and not self._finished:
-            self._driver.drive(self.poll, timeout)
-        if not self._done.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
-            raise TimeoutError(f"tensor {self.name!r} is not done after {timeout} s; it is still under way.")
+        driver = self._driver
+        if driver is not None and not self._finished:
+            driver.waits.begin()
+            try:
+                driver.drive(self.poll, timeout)
+                self._acquire(deadline, timeout)
+            finally:
+                driver.waits.end()
+        else:
+            self._acquire(deadline, timeout)
         try:  # the lock is kept until there is a result, so that a second waiter does not convert again
             if self._error is None and self._result is _NOTHING:
                 self._settle()
@@ -81,6 +95,10 @@ class Handle:
         self._error = error
         self._finished = True
         self._done.release()
+
+    def _acquire(self, deadline: float | None, timeout: float | None) -> None:
+        if not self._done.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+            raise TimeoutError(f"tensor {self.name!r} is not done after {timeout} s; it is still under way.")
 
     def _settle(self) -> None:
         try:

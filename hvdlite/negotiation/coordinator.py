@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hvdlite.messages import JOIN_NAME, Announcement, Kind, Refusal, Request, Response, Verdict
+from hvdlite.messages import JOIN_NAME, Announcement, Kind, Knobs, Refusal, Request, Response, Verdict
 from hvdlite.negotiation.checks import check
 from hvdlite.negotiation.ledger import Entry, Ledger
 
@@ -56,6 +56,7 @@ class Coordinator:
         self._next_id = 0
         self._leaving: dict[int, str] = {}
         self._refused: list[Response] = []
+        self._knobs: Knobs | None = None
 
     def hear(self, rank: int, said: Announcement) -> None:
         """Take in what set rank `rank` announced."""
@@ -68,6 +69,15 @@ class Coordinator:
             self.ledger.add(rank, request, now, cache_id)
         for request in said.requests:
             self.ledger.add(rank, request, now)
+
+    def retune(self, knobs: Knobs) -> None:
+        """Let all ranks run with `knobs` from the next Verdict on. No Verdict is sent for this alone."""
+        self._knobs, self._fusion_threshold = knobs, knobs.fusion_threshold
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `retune` waits for a Verdict to go out: a step that needs none should do without its short cut."""
+        return self._knobs is not None
 
     def leave(self, rank: int, reason: str) -> None:
         """Note that set rank `rank` will take part in nothing more."""
@@ -98,7 +108,10 @@ class Coordinator:
         if self._leaving:
             rank, reason = next(iter(self._leaving.items()))
             verdict.shutdown = f"rank {self.members[rank]} {reason}"
-        return verdict if verdict.entries or verdict.evicted or verdict.shutdown else None
+        if not (verdict.entries or verdict.evicted or verdict.shutdown):
+            return None
+        verdict.knobs, self._knobs = self._knobs, None
+        return verdict
 
     def _refuse_split_groups(self) -> None:
         """Where the ranks put different members into a group of one name, its members would wait for ever."""

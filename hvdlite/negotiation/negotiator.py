@@ -45,6 +45,7 @@ class Negotiator:
         coordinator: on set rank 0, else None.
         on_stall_message: called with (source rank, tag, value) for what the stall watch exchanges.
         on_answered: told all Responses of a Verdict, before any of them runs.
+        say_last: what the coordinator's rank is to know of this one at the end, to be written as JSON.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class Negotiator:
         coordinator: Coordinator | None,
         on_stall_message: Callable[[int, Tag, Any], None],
         on_answered: Callable[[Sequence[Response]], None] = lambda responses: None,
+        say_last: Callable[[], Any] = lambda: None,
     ) -> None:
         self._comm, self.coordinator, self._on_stall_message = comm, coordinator, on_stall_message
-        self._on_answered = on_answered
+        self._on_answered, self._say_last = on_answered, say_last
+        self.last_words: dict[int, Any] = {}  # by set rank
         self._cache = ResponseCache()
         self._announced: dict[str, _Said] = {}  # by name: what the next Response of that name answers
         self._later: dict[str, deque[_Said]] = {}  # and what the ones after it do
-        self._n_farewells = 0
 
     @property
     def in_flight(self) -> list[str]:
@@ -136,12 +138,15 @@ class Negotiator:
         A message that is left behind would turn up in whatever MPI makes of the communicator's number next.
         """
         if self.coordinator is None:
-            self._comm.post(_COORDINATOR, encode_json(Tag.FAREWELL, None))
+            self._comm.post(_COORDINATOR, encode_json(Tag.FAREWELL, self._say_last()))
             return
-        while self._n_farewells < self._comm.size - 1:
+        self.last_words[_COORDINATOR] = self._say_last()
+        while len(self.last_words) < self._comm.size:
             while (arrived := self._comm.poll()) is not None:
-                self._n_farewells += arrived[1][:1] == Tag.FAREWELL
-            if self._n_farewells < self._comm.size - 1:
+                source, message = arrived
+                if message[:1] == Tag.FAREWELL:
+                    self.last_words[source] = decode_json(message)
+            if len(self.last_words) < self._comm.size:
                 self._comm.wait(_FAREWELL_WAIT, eager=True)
 
     def _expect(self, said: _Said) -> None:
@@ -180,7 +185,7 @@ class Negotiator:
         elif tag is Tag.ANNOUNCE and self.coordinator is not None:
             self.coordinator.hear(source, decode_announcement(message))
         elif tag is Tag.FAREWELL:
-            self._n_farewells += 1
+            self.last_words[source] = decode_json(message)
         elif tag is Tag.GOODBYE and self.coordinator is not None:
             self.coordinator.leave(source, decode_json(message))
         else:

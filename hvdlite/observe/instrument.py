@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hvdlite.messages import Kind, Request, Response
@@ -47,6 +49,60 @@ class Instrument:
 
     def ended(self) -> None:
         """The engine stops. What is in flight fails after this."""
+
+
+class WaitClock:
+    """How long callers have waited for operations: the time during which at least one did. Any thread may call.
+
+    Attributes:
+        on_waited: told from when to when, in `time.perf_counter()` seconds, after nobody waits any more.
+    """
+
+    def __init__(self) -> None:
+        self.on_waited: Callable[[float, float], None] | None = None
+        self.count = 0
+        self._lock = threading.Lock()
+        self._waiting = 0  # callers
+        self._since = self._total = 0.0
+
+    def begin(self) -> None:
+        """A caller waits from here on."""
+        with self._lock:
+            self._waiting += 1
+            if self._waiting == 1:
+                self._since = time.perf_counter()
+
+    def end(self) -> None:
+        """It does not wait any more."""
+        with self._lock:
+            self._waiting -= 1
+            if self._waiting:
+                return
+            since, now = self._since, time.perf_counter()
+            self._total += now - since
+            self.count += 1
+        if self.on_waited is not None:
+            self.on_waited(since, now)
+
+    def seconds(self, now: float) -> float:
+        """Return the time that was waited until `now`, a moment that has just been."""
+        with self._lock:
+            return self._total + (max(0.0, now - self._since) if self._waiting else 0.0)
+
+
+class Both(Instrument):
+    """Passes on to two others what has run, and the end."""
+
+    def __init__(self, first: Instrument, second: Instrument) -> None:
+        self._first, self._second = first, second
+
+    def operation(self, operation: Operation) -> None:
+        self._first.operation(operation)
+        self._second.operation(operation)
+
+    def ended(self) -> None:
+        self._first.ended()
+        self._second.ended()
 
 
 class LastReasons(Instrument):

@@ -165,8 +165,14 @@ class Timeline:
             if self.recording is not None:
                 self.recording.flush()
 
+    def waited(self, since: float, until: float) -> None:
+        """Note that callers waited, between two moments. From any thread."""
+        recording = self.recording
+        if recording is not None:
+            recording.add(Trace.waited, until, since)
+
     def ear_of(self, label: str, members: Sequence[int], set_rank: int, rest: Instrument) -> Instrument:
-        """Return the ear for one process set. It passes operations on to `rest`."""
+        """Return the ear for one process set. It passes on to `rest` what runs."""
         return _Ear(self, Place(label, tuple(members), set_rank), rest)
 
     def _follow_wish(self) -> None:
@@ -200,6 +206,7 @@ class _Ear(Instrument):
             recording.add(Trace.answered, time.perf_counter(), self._place, responses, recording.mark_cycles)
 
     def began(self, responses: Sequence[Response]) -> None:
+        self._rest.began(responses)
         recording = self._timeline.recording
         if recording is not None:
             recording.add(Trace.began, time.perf_counter(), self._place, responses)
@@ -216,6 +223,7 @@ class _Ear(Instrument):
             recording.add(Trace.ran, time.perf_counter(), self._place, operation)
 
     def ended(self) -> None:
+        self._rest.ended()
         recording = self._timeline.recording
         if recording is not None:
             recording.add(Trace.ended, time.perf_counter(), self._place)

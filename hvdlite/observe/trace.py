@@ -18,6 +18,7 @@ from hvdlite.messages import Kind, Request, Response
 from hvdlite.observe.instrument import Operation
 
 _REMEMBERED = 1024  # results as text
+_CALLERS = ',"pid":0,"tid":1'  # the row of those who wait
 # The others only bring the ranks together, and are over with the negotiation.
 _EXECUTED = frozenset({Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER})
 
@@ -63,6 +64,7 @@ class Trace:
         self._start = start
         self._tracks: dict[str, dict[str, _Track]] = {}  # by label and name
         self._n_tracks = 0
+        self._shows_waiting = False
         self._running: dict[str, Sequence[Response]] = {}  # by label
         about = f'"start_time_since_epoch_in_micros":{epoch},"rank":{rank}'
         self.lines = [f'{{"name":"process_name","ph":"M","pid":0,"args":{{{about}}}}}', _sort_index(0)]
@@ -124,6 +126,14 @@ class Trace:
             if track.depth > 1:
                 self._end(track, ts)
             self._end(track, ts, _result(response.dtype, _result_shape(response, place, operation)))
+
+    def waited(self, moment: float, since: float) -> None:
+        """Callers have waited from `since` until `moment`: what ran meanwhile was not hidden."""
+        if not self._shows_waiting:
+            self._shows_waiting = True
+            self.lines.append(f'{{"name":"thread_name","ph":"M"{_CALLERS},"args":{{"name":"callers wait"}}}}')
+        self.lines.append(f'{{"ph":"B","name":"WAIT","ts":{self._ts(since)}{_CALLERS}}}')
+        self.lines.append(f'{{"ph":"E","ts":{self._ts(moment)}{_CALLERS}}}')
 
     def ended(self, moment: float, place: Place) -> None:
         """Nothing more comes from `place`; what is open there has failed."""

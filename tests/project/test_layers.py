@@ -7,13 +7,13 @@ import re
 # Lowest first. A module imports from lower layers and from its own unit (a tuple is one unit), nothing else.
 # fmt: off
 LAYERS: list[list[str | tuple[str, ...]]] = [
-    [("errors", "dtypes", "config", "topology", "_version")],
+    [("affinity", "errors", "dtypes", "config", "topology", "_version")],
     ["comm", ("kernels", "halves"), "buffers", "messages", "observe.log"],
     [
-        "negotiation", "fusion", "collectives",
-        ("observe.instrument", "observe.timeline", "observe.trace", "observe.trace_file"),
+        "negotiation", "fusion", "collectives", ("tuning.search", "tuning.store"),
+        ("observe.instrument", "observe.metrics", "observe.timeline", "observe.trace", "observe.trace_file"),
     ],
-    ["engine"],
+    ["engine", "tuning.tuner"],
     [(
         "",  # hvdlite/__init__.py
         "api", "arrays", "basics", "exits", "lifecycle", "lowlevel", "objects", "process_set", "queries", "runtime",
@@ -21,7 +21,7 @@ LAYERS: list[list[str | tuple[str, ...]]] = [
     )],
 ]
 # fmt: on
-NEUTRAL = {"observe"}  # packages over several layers; their __init__ holds nothing
+NEUTRAL = {"observe", "tuning"}  # packages over several layers; their __init__ holds nothing
 
 # Not part of the tower: they see a narrow door of it.
 DOORS = {

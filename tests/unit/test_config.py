@@ -77,6 +77,12 @@ def test_a_flag_is_read_in_words_and_numbers(text, value):
         ("HOROVOD_LOG_HIDE_TIME", "1", "log_hide_time", True),
         ("HOROVOD_DISABLE_GROUP_FUSION", "1", "disable_group_fusion", True),
         ("HOROVOD_THREAD_AFFINITY", "0,2,4", "thread_affinity", (0, 2, 4)),
+        ("HOROVOD_AUTOTUNE", "1", "autotune", True),
+        ("HOROVOD_AUTOTUNE_LOG", "a.csv", "autotune_log", "a.csv"),
+        ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "0", "autotune_warmup_samples", 0),
+        ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "5", "autotune_steps_per_sample", 5),
+        ("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "7", "autotune_bayes_opt_max_samples", 7),
+        ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "0.5", "autotune_gaussian_process_noise", 0.5),
     ],
 )
 def test_horovod_names_are_aliases(name, text, field, value):
@@ -102,7 +108,6 @@ def test_an_empty_variable_counts_as_unset():
 
 def test_foreign_names_are_ignored():
     environ = {
-        "HOROVOD_AUTOTUNE": "1",
         "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
         "HOROVOD_OF_A_TOOL": "x",
         "HVDLITE_TEST_MPICH_PYTHON": "/p",
@@ -137,6 +142,8 @@ def test_all_misspelt_names_are_told_at_once():
         ("HOROVOD_STALL_CHECK_DISABLE", "maybe", "0 or 1"),
         ("HVDLITE_BACKEND", "rng", "one of auto, shared_memory, ring"),
         ("HOROVOD_LOG_LEVEL", "loud", "one of trace, debug"),
+        ("HVDLITE_AUTOTUNE_STEPS_PER_SAMPLE", "0", "whole number, 1 or more"),
+        ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "1.1", "number from 0 to 1"),
         ("HVDLITE_THREAD_AFFINITY", "0,,1", "core numbers separated by commas"),
     ],
 )

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from hvdlite.errors import HorovodInternalError, MismatchError, RemoteError, StallError
-from hvdlite.messages import JOIN_NAME, Announcement, Kind, Refusal, Request, Response
+from hvdlite.messages import JOIN_NAME, Announcement, Kind, Knobs, Refusal, Request, Response
 from hvdlite.negotiation.coordinator import Coordinator
 
 JOIN = Request(Kind.JOIN, JOIN_NAME)
@@ -316,3 +316,16 @@ def test_a_name_that_is_given_up_fails_where_it_was_asked_for():
     assert isinstance(entry.refusal.exception(), StallError)
     assert entry.joined == (0, 2)
     assert not one.ledger.waiting
+
+
+def test_other_knobs_travel_once_with_the_next_verdict_and_cause_none():
+    one, knobs = coordinator(), Knobs(5, 4, 3, 2)
+    one.retune(Knobs(1, 1, 1, 1))
+    one.retune(knobs)
+    assert one.has_news
+    assert one.decide() is None
+    verdict = agree(one, allreduce("w"))
+    assert (verdict.knobs, verdict.fusion_threshold) == (knobs, 5)
+    assert not one.has_news
+    verdict = agree(one, allreduce("v"))
+    assert (verdict.knobs, verdict.fusion_threshold) == (None, 5)

@@ -8,6 +8,7 @@ import pytest
 
 from hvdlite.engine import handle as handle_module
 from hvdlite.engine.handle import GroupHandle, Handle
+from hvdlite.observe.instrument import WaitClock
 
 
 def done(name="w", value=None, convert=None):
@@ -101,6 +102,8 @@ def test_a_handle_stays_done_while_another_thread_has_its_lock():
 
 class Clockwork:
     """A driver that spends all the time that it is given, on a clock of its own."""
+
+    waits = WaitClock()
 
     def __init__(self):
         self.now, self.limits, self.alerts = 0.0, [], 0

@@ -11,6 +11,7 @@ from hvdlite.dtypes import ReduceOp
 from hvdlite.messages import (
     Announcement,
     Kind,
+    Knobs,
     Refusal,
     Request,
     Response,
@@ -101,7 +102,14 @@ def test_a_verdict_keeps_its_order_and_all_fields():
 
 
 @pytest.mark.parametrize(
-    "verdict", [Verdict(), Verdict(evicted=[1]), Verdict(shutdown="bye"), Verdict([5], fusion_threshold=0)]
+    "verdict",
+    [
+        Verdict(),
+        Verdict(evicted=[1]),
+        Verdict(shutdown="bye"),
+        Verdict([5], fusion_threshold=0),
+        Verdict([5], knobs=Knobs(1, 2, 3, 4, False)),
+    ],
 )
 def test_a_verdict_may_lack_anything(verdict):
     assert decode_verdict(encode_verdict(verdict)) == verdict
