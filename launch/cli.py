@@ -12,7 +12,7 @@ from hvdlite._version import __version__
 from hvdlite.errors import LaunchError
 
 from . import mpirun, process
-from .horovodrun import refuse_foreign_options
+from .horovodrun import add_autotune_options, autotune_exports, refuse_foreign_options
 from .job import Host, Job, parse_hostfile, parse_hosts
 
 CANNOT_START = 2  # exit code when no rank was started; argparse's own
@@ -71,7 +71,10 @@ def job_from(options: argparse.Namespace) -> Job:
         command=command,
         ranks=options.ranks or sum(host.slots for host in hosts) or 1,
         hosts=hosts,
-        exports=tuple(map(_standing_in, options.export) if options.as_horovod else options.export),
+        exports=(
+            *(map(_standing_in, options.export) if options.as_horovod else options.export),
+            *autotune_exports(options),
+        ),
         bind_to=options.bind_to,
         mpi_args=tuple(shlex.split(options.mpi_args)),
     )
@@ -120,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--print-command", action="store_true", help="print the mpirun command and start nothing")
     add("--verbose", action="store_true", help="print the mpirun command before starting it")
     add("-v", "--version", action="version", version=__version__)
+    add_autotune_options(parser)
     refuse_foreign_options(parser)
     add("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     return parser

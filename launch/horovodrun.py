@@ -1,4 +1,5 @@
-"""Options of other launchers that users bring along, and what to say instead. None of them is accepted."""
+"""Options of horovodrun and other launchers that users bring along: a few mean the same here, of the others we say
+what to use instead."""
 
 from __future__ import annotations
 
@@ -35,10 +36,36 @@ INSTEAD = {
     **dict.fromkeys(
         ("--cycle-time-ms", "--gloo", "--mpi", "--jsrun", "--tcp", "--num-nccl-streams", "-cb", "--check-build",
          "--start-timeout", "--disable-cache", "--min-np", "--max-np", "--min-num-proc", "--max-num-proc",
-         "--slots-per-host", "--host-discovery-script", "--elastic-timeout", "--reset-limit", "--autotune"),
+         "--slots-per-host", "--host-discovery-script", "--elastic-timeout", "--reset-limit"),
         _GONE,
     ),
 }  # fmt: skip
+
+
+# Flags that hvdrun takes over from horovodrun, and the settings that they are. docs/migrating.md has them, too.
+AUTOTUNE = {
+    "--autotune-log-file": ("HVDLITE_AUTOTUNE_LOG", "FILE", "write what tuning measures into FILE"),
+    "--autotune-warmup-samples": ("HVDLITE_AUTOTUNE_WARMUP_SAMPLES", "N", "samples before tuning starts"),
+    "--autotune-steps-per-sample": ("HVDLITE_AUTOTUNE_STEPS_PER_SAMPLE", "N", "steps of training per sample"),
+    "--autotune-bayes-opt-max-samples": ("HVDLITE_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "N", "samples at most"),
+    "--autotune-gaussian-process-noise": ("HVDLITE_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "X", "without effect"),
+}
+
+
+def add_autotune_options(parser: argparse.ArgumentParser) -> None:
+    """Let `parser` take what concerns tuning; `autotune_exports` says what it means."""
+    add = parser.add_argument
+    add("--autotune", action="store_true", help="find good sizes in the first steps of training")
+    for option, (variable, metavar, what) in AUTOTUNE.items():
+        add(option, dest=variable, metavar=metavar, help=f"with --autotune: {what}")
+
+
+def autotune_exports(options: argparse.Namespace) -> list[str]:
+    """Return the variables to hand to the ranks, `NAME=value`. Without --autotune none, as horovodrun does it."""
+    if not options.autotune:
+        return []
+    values = {variable: getattr(options, variable) for variable, _, _ in AUTOTUNE.values()}
+    return ["HVDLITE_AUTOTUNE=1", *(f"{name}={value}" for name, value in values.items() if value is not None)]
 
 
 def refuse_foreign_options(parser: argparse.ArgumentParser) -> None:
