@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import _thread
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 from hvdlite.messages import Kind, Request, Response
@@ -61,16 +61,16 @@ class WaitClock:
     def __init__(self) -> None:
         self.on_waited: Callable[[float, float], None] | None = None
         self.count = 0
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._waiting = 0  # callers
-        self._since = self._total = 0.0
+        self._state = (0.0, -1.0)  # seconds that are over; since when somebody waits. One value, read without the lock
 
     def begin(self) -> None:
         """A caller waits from here on."""
         with self._lock:
+            if not self._waiting:
+                self._state = (self._state[0], perf_counter())
             self._waiting += 1
-            if self._waiting == 1:
-                self._since = time.perf_counter()
 
     def end(self) -> None:
         """It does not wait any more."""
@@ -78,16 +78,17 @@ class WaitClock:
             self._waiting -= 1
             if self._waiting:
                 return
-            since, now = self._since, time.perf_counter()
-            self._total += now - since
+            total, since = self._state
+            now = perf_counter()
+            self._state = (total + now - since, -1.0)
             self.count += 1
         if self.on_waited is not None:
             self.on_waited(since, now)
 
     def seconds(self, now: float) -> float:
         """Return the time that was waited until `now`, a moment that has just been."""
-        with self._lock:
-            return self._total + (max(0.0, now - self._since) if self._waiting else 0.0)
+        total, since = self._state
+        return total if since < 0 else total + max(0.0, now - since)
 
 
 class Both(Instrument):

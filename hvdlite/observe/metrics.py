@@ -6,9 +6,9 @@ else. What is not hidden is *exposed*. Each engine has an ear here; all share on
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from hvdlite.messages import Response
@@ -55,7 +55,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.waits = WaitClock()
-        self._started = time.perf_counter()
+        self._started = perf_counter()
         self._ears: list[_Ear] = []
         self._past: dict[str, Total] = {}  # of engines that have ended
 
@@ -67,7 +67,7 @@ class Metrics:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the sums since the start: see `hvd.metrics()`."""
-        now = time.perf_counter()
+        now = perf_counter()
         by_kind: dict[str, Total] = {}
         for totals in [self._past, *(ear.totals for ear in list(self._ears))]:
             _add(by_kind, totals)
@@ -102,20 +102,21 @@ class _Ear(Instrument):
         self._waited = 0.0
 
     def began(self, responses: Sequence[Response]) -> None:
-        self._waited = self._waits.seconds(time.perf_counter())
+        self._waited = self._waits.seconds(perf_counter())
 
     def operation(self, operation: Operation) -> None:
-        self._rest.operation(operation)
-        now = time.perf_counter()
-        total = self.totals.get(operation.kind.value)
+        now = perf_counter()
+        kind, responses, nbytes, _, started, _ = operation
+        total = self.totals.get(kind._value_)  # an Enum's `value` costs as much as all the rest of this
         if total is None:
-            total = self.totals[operation.kind.value] = Total()
-        took = now - operation.started
+            total = self.totals[kind._value_] = Total()
+        took, exposed = now - started, self._waits.seconds(now) - self._waited
         total.batches += 1
-        total.tensors += len(operation.responses)
-        total.nbytes += operation.nbytes
+        total.tensors += len(responses)
+        total.nbytes += nbytes
         total.seconds += took
-        total.exposed += min(took, self._waits.seconds(now) - self._waited)
+        total.exposed += exposed if exposed < took else took
+        self._rest.operation(operation)
 
     def ended(self) -> None:
         self._rest.ended()
