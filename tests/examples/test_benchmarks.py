@@ -38,3 +38,14 @@ def test_the_training_benchmark_compares_with_ddp_and_with_no_communication(open
         assert set(speeds) == {"hvdlite", "hvdlite views", "ddp", "none"}
         assert result["times_as_fast_as"]["ddp"] == pytest.approx(speeds["hvdlite"] / speeds["ddp"])
         assert f"{result['network']:<10} on {size}" in ended.out
+
+
+def test_the_benchmark_of_tuning_compares_the_default_with_what_was_found(openmpi, tmp_path):
+    figures = tmp_path / "figures.json"
+    ended = openmpi.run(2, ROOT / "benchmarks" / "autotune.py", "--quick", "--json", figures, timeout=110).check()
+    results = json.loads(figures.read_text())
+    assert [r["case"] for r in results] == ["gradients", "training"]
+    for result in results:
+        assert set(result["median_seconds"]) == {"default", "tuned"}
+        assert result["tuning"]["steps"] == 3
+    assert ended.out.count("tuned is ") == 2

@@ -172,3 +172,26 @@ def test_help_imports_neither_mpi_nor_a_framework():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "hvdrun -np 2 python train.py" in done.stdout
     assert done.stdout.endswith("[]\n")
+
+
+def test_options_for_tuning_become_settings_of_the_ranks(capsys):
+    settings = Path(__file__).resolve().parents[2] / "docs/reference/settings.md"
+    page = (Path(__file__).resolve().parents[2] / "docs/migrating.md").read_text()
+    options = [
+        "--autotune-log-file",
+        "a b.csv",
+        "--autotune-warmup-samples=1",
+        "--autotune-gaussian-process-noise",
+        "0",
+    ]
+    assert exit_code(["-np", "2", "--autotune", *options, "--print-command", "python", "a.py"]) == 0
+    command = capsys.readouterr().out
+    for text in ("HVDLITE_AUTOTUNE=1", "HVDLITE_AUTOTUNE_LOG='a b.csv'", "HVDLITE_AUTOTUNE_WARMUP_SAMPLES=1",
+                 "HVDLITE_AUTOTUNE_GAUSSIAN_PROCESS_NOISE=0"):  # fmt: skip
+        assert text in command.replace("'HVDLITE_AUTOTUNE_LOG=a b.csv'", "HVDLITE_AUTOTUNE_LOG='a b.csv'")
+    assert "MAX_SAMPLES" not in command
+    assert exit_code(["-np", "2", *options, "--print-command", "python", "a.py"]) == 0
+    assert "AUTOTUNE" not in capsys.readouterr().out
+    for option, (name, _, _) in horovodrun.AUTOTUNE.items():
+        assert f"`{name}`" in settings.read_text()
+        assert f"`{option}`" in page
