@@ -1,6 +1,6 @@
 """What tuning is worth: the default sizes against those that HVDLITE_AUTOTUNE=1 found, in the same job, in turn.
 
-    hvdrun -np 2 python benchmarks/autotune.py [--json results.json]
+    hvdrun -np 2 python benchmarks/autotune.py [--case training] [--json results.json]
 
 First the job tunes, until rank 0 has written what it found into a file. Then it runs with and without that file in
 turn, and compares medians of the slowest rank's steps. Two cases: the gradients of ResNet-50 all at once, where
@@ -34,7 +34,9 @@ def main() -> None:
     hvd.init()
     place = hvd.broadcast_object(tempfile.mkdtemp(prefix="autotune-"))
     results = []
-    for name, make, steps in [("gradients", gradients, 10), ("training", training, 20)]:
+    for name, (make, steps) in CASES.items():
+        if arguments.case not in ("", name):
+            continue
         file = Path(place, f"{name}.json")
         tuning = tune(make, file, 3 if arguments.quick else 3000)
         seconds = compare(make, file, 2 if arguments.quick else TURNS, 2 if arguments.quick else steps)
@@ -52,6 +54,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--case", choices=CASES, default="", help="only this one")
     parser.add_argument("--quick", action="store_true", help="few steps: does it run at all?")
     return parser.parse_args()
 
@@ -120,6 +123,8 @@ def restart(**settings: str) -> None:
     os.environ.update(settings)
     hvd.init()
 
+
+CASES: dict[str, tuple[Callable[[], Step], int]] = {"gradients": (gradients, 10), "training": (training, 15)}
 
 if __name__ == "__main__":
     main()
