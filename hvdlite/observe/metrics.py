@@ -135,8 +135,9 @@ def summary(by_rank: Mapping[int, Mapping[str, Any]]) -> str:
     tensors, batches = (sum(total[what] for total in moved.values()) for what in ("tensors", "batches"))
     busy = first["communication_seconds"]
     parts = [
-        f"{len(by_rank)} ranks, {first['seconds']:.1f} s",
-        f"{tensors} tensors of {_bytes(sum(total['bytes'] for total in moved.values()))} in {batches} collectives",
+        f"{_count(len(by_rank), 'rank')}, {first['seconds']:.1f} s",
+        f"{_count(tensors, 'tensor')}, {_bytes(sum(total['bytes'] for total in moved.values()))}, "
+        f"in {_count(batches, 'collective')}",
         f"communication {_share(busy, first['seconds'])}, {100 * first['hidden_share']:.0f} % of it hidden",
     ]
     waited = {rank: one["waiting_seconds"] for rank, one in by_rank.items()}
@@ -156,6 +157,10 @@ def summary(by_rank: Mapping[int, Mapping[str, Any]]) -> str:
 def _add(into: dict[str, Total], totals: Mapping[str, Total]) -> None:
     for kind, total in list(totals.items()):
         into.setdefault(kind, Total()).add(total)
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def _share(seconds: float, whole: float) -> str:

@@ -206,7 +206,7 @@ def test_rank_0_prints_one_line_at_the_end_when_asked(on_ranks, monkeypatch, cap
     on_ranks(3, body)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("hvdlite summary: 3 ranks, ")
-    assert "; 1 tensors of 1 MB in 1 collectives; communication " in line
+    assert "; 1 tensor, 1 MB, in 1 collective; communication " in line
     assert "0 % of it hidden; callers waited " in line
 
 
