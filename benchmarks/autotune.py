@@ -105,8 +105,8 @@ def tune(make: Callable[[], Step], file: Path, most: int) -> dict[str, float]:
 def compare(make: Callable[[], Step], file: Path, turns: int, steps: int) -> dict[str, float]:
     """Return the median seconds of a step by way: those of the slowest rank."""
     seconds: dict[str, list[float]] = {"default": [], "tuned": []}
-    for _ in range(turns):
-        for way in seconds:
+    for turn in range(turns):
+        for way in sorted(seconds, reverse=turn % 2 == 1):  # neither is always the first one
             restart(HVDLITE_AUTOTUNE="", HVDLITE_AUTOTUNE_FILE=str(file) if way == "tuned" else "")
             step, took = make(), []
             for _ in range(WARM_UP + steps):
