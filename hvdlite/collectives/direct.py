@@ -56,7 +56,9 @@ class Direct:
         step: bytes that are reduced at a time, at most.
     """
 
-    def __init__(self, comm: Communicator, kernels: Kernels, segment: SharedSegment, peers: PeerMemory | None, step: int) -> None:
+    def __init__(
+        self, comm: Communicator, kernels: Kernels, segment: SharedSegment, peers: PeerMemory | None, step: int
+    ) -> None:
         self._comm, self._kernels, self._segment, self._peers = comm, kernels, segment, peers
         me, size = comm.rank, comm.size
         self._others = [(me + k) % size for k in range(1, size)]  # each begins elsewhere

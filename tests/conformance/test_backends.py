@@ -26,7 +26,12 @@ BACKENDS = ["local", "reference", "ring", "tree", "shared_memory", "direct", "mp
 OPS = [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT]
 LAYOUTS = [[], [0], [1], [5], [1000], [3, 0, 700, 1, 0, 4001]]
 SMALL = 4096  # bytes of a piece and a chunk: some hundred elements already take several rounds
-IN_RANK_ORDER = {"local", "reference", "shared_memory", "direct"}  # whose bits are those of a sum from rank 0 to the last
+IN_RANK_ORDER = {
+    "local",
+    "reference",
+    "shared_memory",
+    "direct",
+}  # whose bits are those of a sum from rank 0 to the last
 
 Play = Callable[[Callable[[Communicator], None]], None]
 
