@@ -325,6 +325,11 @@ def apply_environment(values: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
+def set_environment(values: Mapping[str, str]) -> None:
+    """Set variables, whatever the user has set. For programs that own their process, as benchmarks do."""
+    os.environ.update(values)
+
+
 def settings_reference() -> str:
     """Return the text of docs/reference/settings.md."""
     lines = [
