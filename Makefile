@@ -44,6 +44,7 @@ wheel: $(VENV)/.test  ## dist/hvdlite-*.whl: 5 s
 
 bench: $(VENV)/.demo  ## allreduce against MPI and gloo, training against DDP: 5 min
 	$(BIN)/hvdrun -np 2 python benchmarks/allreduce.py
+	$(BIN)/hvdrun -np 2 --bind-to core python benchmarks/allreduce.py
 	$(BIN)/hvdrun -np 2 python benchmarks/train.py
 	$(BIN)/python benchmarks/train.py
 

@@ -34,9 +34,10 @@ def main() -> None:
     results = []
     if comm.rank == 0 and not arguments.quick:
         print("medians of the slowest rank's times; this takes about a minute", flush=True)
-    for name, sizes, repetitions in cases(arguments.quick):
-        seconds = measure(contenders, sizes, repetitions, comm)
-        results.append(row(name, sum(sizes) * 4, seconds))
+    for name, sizes, dtype, repetitions in cases(arguments.quick):
+        able = {who: run for who, run in contenders.items() if who != "mpi" or dtype is torch.float32}
+        seconds = measure(able, sizes, dtype, repetitions, comm)
+        results.append(row(name, sum(sizes) * dtype.itemsize, seconds))
         if comm.rank == 0:
             print(line(results[-1]), flush=True)
     if comm.rank == 0:
@@ -53,15 +54,17 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def cases(quick: bool) -> list[tuple[str, list[int], int]]:
-    """Return (name, lengths of the float32 tensors, repetitions)."""
+def cases(quick: bool) -> list[tuple[str, list[int], torch.dtype, int]]:
+    """Return (name, lengths of the tensors, their dtype, repetitions). MPI has no bfloat16."""
     few = 20 if quick else 1
     return [
-        ("1 KiB", [256], 1000 // few),
-        ("256 KiB", [2**16], 400 // few),
-        ("4 MiB", [2**20], 100 // few),
-        ("64 MiB", [2**24], max(3, 20 // few)),
-        ("ResNet-50 gradients", resnet50_gradients(), max(3, 20 // few)),
+        ("1 KiB", [256], torch.float32, 1000 // few),
+        ("256 KiB", [2**16], torch.float32, 400 // few),
+        ("4 MiB", [2**20], torch.float32, 100 // few),
+        ("16 MiB", [2**22], torch.float32, 40 // few),
+        ("64 MiB", [2**24], torch.float32, max(3, 20 // few)),
+        ("ResNet-50 gradients", resnet50_gradients(), torch.float32, max(3, 20 // few)),
+        ("ResNet-50 bfloat16", resnet50_gradients(), torch.bfloat16, max(3, 20 // few)),
     ]
 
 
@@ -82,9 +85,9 @@ def resnet50_gradients() -> list[int]:
 
 def by_hvdlite(tensors: list[torch.Tensor]) -> None:
     if len(tensors) == 1:
-        hvd.allreduce_(tensors[0], name=f"one.{tensors[0].numel()}", op=hvd.Sum)
+        hvd.allreduce_(tensors[0], name=f"one.{tensors[0].numel()}.{tensors[0].dtype}", op=hvd.Sum)
         return
-    handles = [hvd.allreduce_async_(t, name=f"t{i}.{t.numel()}", op=hvd.Sum) for i, t in enumerate(tensors)]
+    handles = [hvd.allreduce_async_(t, name=f"t{i}.{t.numel()}.{t.dtype}", op=hvd.Sum) for i, t in enumerate(tensors)]
     for handle in handles:
         hvd.synchronize(handle)
 
@@ -108,9 +111,11 @@ def by_mpi(comm) -> Contender:  # type: ignore[no-untyped-def]  # mpi4py is impo
     return run
 
 
-def measure(contenders: dict[str, Contender], sizes: list[int], repetitions: int, comm) -> dict[str, float]:  # type: ignore[no-untyped-def]
+def measure(  # type: ignore[no-untyped-def]
+    contenders: dict[str, Contender], sizes: list[int], dtype: torch.dtype, repetitions: int, comm
+) -> dict[str, float]:
     """Return the median seconds of a repetition by contender."""
-    tensors = {name: [torch.zeros(n) for n in sizes] for name in contenders}
+    tensors = {name: [torch.zeros(n, dtype=dtype) for n in sizes] for name in contenders}
     total = comm.size * (comm.size + 1) / 2
 
     def fill(name: str) -> None:

@@ -21,7 +21,8 @@ from hvdlite.config import set_environment
 
 CHUNK = 512 * 2**10  # the default of hvdlite's ring_chunk
 TREE = (1024, 16 * 2**10)
-RING = (256 * 2**10, 4 * 2**20, 8 * 2**20, 16 * 2**20)  # large, as links let short bursts pass at a higher rate
+# The least for the latency of its steps; no size between, as shaped links let short bursts pass at a higher rate.
+RING = (1024, 4 * 2**20, 8 * 2**20, 16 * 2**20)
 PAUSE = 5e-3  # seconds of computing before each allreduce, so that the engines sleep as they do in training
 
 

@@ -16,10 +16,12 @@ def test_the_allreduce_benchmark_compares_three_contenders(openmpi, tmp_path):
     figures = tmp_path / "figures.json"
     ended = openmpi.run(2, ROOT / "benchmarks" / "allreduce.py", "--quick", "--json", figures, timeout=110).check()
     results = json.loads(figures.read_text())["results"]
-    assert [r["case"] for r in results] == ["1 KiB", "256 KiB", "4 MiB", "64 MiB", "ResNet-50 gradients"]
-    assert results[-1]["bytes"] == 4 * 25_557_032  # the published number of parameters
+    sizes = ["1 KiB", "256 KiB", "4 MiB", "16 MiB", "64 MiB"]
+    assert [r["case"] for r in results] == [*sizes, "ResNet-50 gradients", "ResNet-50 bfloat16"]
+    assert [r["bytes"] for r in results[-2:]] == [4 * 25_557_032, 2 * 25_557_032]  # the published number of parameters
     for result in results:
-        assert set(result["median_seconds"]) == {"hvdlite", "mpi", "gloo"}
+        peers = {"gloo"} if result["case"] == "ResNet-50 bfloat16" else {"mpi", "gloo"}
+        assert set(result["median_seconds"]) == {"hvdlite", *peers}
         assert result["times_as_fast_as"]["gloo"] == pytest.approx(
             result["median_seconds"]["gloo"] / result["median_seconds"]["hvdlite"]
         )

@@ -199,7 +199,7 @@ def test_calibration_finds_what_the_samples_were_made_of(ranks):
     samples = []
     for way, name, sizes in [
         ("doubling", "tree", (1024, 16384)),
-        ("ring", "ring", (262144, 4 * MIB, 8 * MIB, 16 * MIB)),
+        ("ring", "ring", (1024, 4 * MIB, 8 * MIB, 16 * MIB)),
     ]:
         for nbytes in sizes:
             seconds = made.per_batch + cost.allreduce_seconds(nbytes, ranks, made, way)
