@@ -50,6 +50,7 @@ __all__ = [
     "refusing",
     "register_kernel",
     "resolve_op",
+    "seconds_busy",
     "shared_buffer",
     "split_rows",
     "start",
@@ -291,6 +292,11 @@ def shared_buffer(nbytes: int, process_set: ProcessSet, name: str | None = None)
         engine.submit([Submission(Request(Kind.SHARED_BUFFER, name, "uint8", (int(nbytes),)), handle)])
     made = handle.wait()
     return None if made is None else SharedBuffer(engine.group, engine.comm.rank, *made)
+
+
+def seconds_busy(process_set: ProcessSet) -> float:
+    """Return for how many seconds operations of the set have run since `init()`, the one that does now included."""
+    return _engine_of(process_set, Kind.ALLREDUCE, []).seconds
 
 
 def register_kernel(

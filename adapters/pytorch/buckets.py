@@ -1,102 +1,333 @@
-"""Flat buffers whose pieces are the gradients of several parameters, so that nothing is copied to fuse them."""
+"""Flat buffers in which the gradients of several parameters travel together.
+
+Gradients live in a `ViewBucket`: nothing is copied to reduce them but what autograd has put elsewhere. Into a
+`CopyBucket` they are copied to travel, and back: one call for many small ones costs less than to send each. The buffers
+lie in memory that the ranks of a host share, where there is any, and are then reduced where they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 
-from hvdlite import InvalidRequestError
+from hvdlite import InvalidRequestError, ProcessSet
+from hvdlite.lowlevel import Item, SharedBuffer, shared_buffer
 
-from .tensors import describe
+from .tensors import as_array, describe
 
 BUCKET_BYTES = 4 * 2**20  # of a buffer
-ALONE_BYTES = 2**20  # a gradient of so many is its own buffer: to copy it into another would gain nothing
+LAST_BYTES = 2**20  # of the buffer of the first parameters: backward() is over by then, and all wait for it
+ALONE_BYTES = 2**20  # a gradient of so many travels alone: to copy it into another buffer would gain nothing
+_ALIGN = 64  # bytes, of buffers in shared memory
+
+Parameters = Sequence[torch.Tensor]
 
 
-class Bucket:
-    """One buffer, and a view into it for each parameter, with the parameter's strides where it is dense.
+class SparseInBucket(Exception):
+    """Gradient number `i` is sparse, and was to be copied into a buffer."""
 
-    Args:
-        parameters: of one dtype.
+    def __init__(self, i: int) -> None:
+        super().__init__(i)
+        self.i = i
+
+
+class Bucket(Protocol):
+    """A buffer, with a place for the gradient of each of some parameters of one dtype.
+
+    Attributes:
+        memory: flat.
+        views: the gradients live in it.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        self.parameters = parameters
-        self.memory = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
-        self.views: list[torch.Tensor] = []
+    memory: torch.Tensor
+    views: bool
+
+    def item(self) -> Item:
+        """Return what is submitted."""
+
+    def keep(self, i: int) -> None:
+        """Gradient i will not start before backward() returns: notice from now on whether it is changed."""
+
+    def changed(self, fired: Sequence[int]) -> int | None:
+        """Return which of the gradients `fired` was changed in place since it was kept."""
+
+    def fill(self, wanted: Sequence[bool]) -> None:
+        """Bring all gradients into the buffer. What a parameter has no gradient for, or is not wanted, is zero there.
+
+        Parameters that are wanted then have gradients.
+
+        Raises:
+            SparseInBucket: a gradient is sparse, and cannot be in here.
+            InvalidRequestError: a parameter became another one.
+        """
+
+    def intact(self) -> bool:
+        """Return whether nobody has changed, cleared or replaced a gradient since `fill`."""
+
+    def unload(self) -> None:
+        """Bring what was reduced to where the gradients are."""
+
+    def give(self) -> None:
+        """Let parameters that were not wanted, too, have what their place in the buffer holds."""
+
+
+class _Buffer:
+    """Flat memory, and a view into it for each parameter, with the parameter's strides where it is dense."""
+
+    def __init__(self, parameters: Parameters, memory: torch.Tensor, home: SharedBuffer | None) -> None:
+        self.parameters, self.memory = parameters, memory
+        array = as_array(memory)
+        self._item = Item(array, array, value=memory, home=home)
+        self.places: list[torch.Tensor] = []
         start = 0
         for p in parameters:
             strides = torch.empty_like(p, device="meta").stride()
-            self.views.append(self.memory[start : start + p.numel()].as_strided(p.shape, strides))
+            self.places.append(memory[start : start + p.numel()].as_strided(p.shape, strides))
             start += p.numel()
 
-    def holds(self, i: int) -> bool:
-        """Return whether the gradient of parameter i lives in the buffer."""
-        return self.parameters[i].grad is self.views[i]
+    def item(self) -> Item:
+        return self._item
 
-    def adopt(self, i: int) -> None:
-        """Let the gradient of parameter i live in the buffer. One that is sparse waits until `fill`."""
-        parameter, view = self.parameters[i], self.views[i]
-        gradient = parameter.grad
-        if gradient is not view and gradient is not None and not gradient.is_sparse:
-            if gradient.dtype is not view.dtype or gradient.shape != view.shape:
-                raise InvalidRequestError(
-                    f"a parameter became {describe(parameter)}, with a buffer for {describe(view)}: change dtypes and "
-                    "shapes before the optimizer is wrapped."
-                )
-            view.copy_(gradient.detach())
-            parameter.grad = view
 
-    def fill(self, wanted: Sequence[bool]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Let all gradients live in the buffer, and return those parameters and their views.
+class ViewBucket(_Buffer):
+    """A buffer in which gradients live."""
 
-        Parameters without a gradient get zeros; those that are not wanted get none, but their place in the buffer is 0.
-        """
-        owners = []
-        for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
-            if parameter.grad is None:
-                view.zero_()
-                if wanted[i]:
-                    parameter.grad = view
-            elif parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.to_dense()
-                self.adopt(i)
-            else:
-                self.adopt(i)
-            if parameter.grad is view:
-                owners.append((parameter, view))
-        return owners
+    views = True
+
+    def __init__(self, parameters: Parameters, memory: torch.Tensor, home: SharedBuffer | None) -> None:
+        super().__init__(parameters, memory, home)
+        self._kept, self._version = -1, 0
+        self._owned = [False] * len(parameters)
+
+    def keep(self, i: int) -> None:
+        self._adopt([i])
+        self._kept = self.memory._version
+
+    def changed(self, fired: Sequence[int]) -> int | None:
+        first = fired[0]
+        here = self.parameters[first].grad is self.places[first]
+        return first if here and self._kept not in (-1, self.memory._version) else None
+
+    def fill(self, wanted: Sequence[bool]) -> None:
+        """A gradient that is sparse becomes dense."""
+        empty = self._adopt(range(len(self.parameters)))
+        for i in empty:
+            self.places[i].zero_()
+            if wanted[i]:
+                self.parameters[i].grad = self.places[i]
+        self._owned = [not empty or p.grad is place for p, place in zip(self.parameters, self.places, strict=True)]
+        self._version, self._kept = self.memory._version, -1
+
+    def intact(self) -> bool:
+        for parameter, place, owned in zip(self.parameters, self.places, self._owned, strict=True):
+            if owned and parameter.grad is not place:
+                return False
+        return self.memory._version == self._version
+
+    def unload(self) -> None:
+        pass
 
     def give(self) -> None:
-        """Let frozen parameters, too, have what their place in the buffer holds."""
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            parameter.grad = view
+        for parameter, place in zip(self.parameters, self.places, strict=True):
+            parameter.grad = place
+
+    def _adopt(self, which: Iterable[int]) -> list[int]:
+        """Let gradients live in the buffer, and return of which there are none."""
+        empty, adopted, sources = [], [], []
+        for i in which:
+            parameter, place = self.parameters[i], self.places[i]
+            gradient = parameter.grad
+            if gradient is place:
+                continue
+            if gradient is None:
+                empty.append(i)
+                continue
+            adopted.append(i)
+            sources.append(_fitting(gradient, parameter, place))
+        if adopted:
+            with torch.no_grad():
+                torch._foreach_copy_([self.places[i] for i in adopted], sources)
+            for i in adopted:
+                self.parameters[i].grad = self.places[i]
+        return empty
 
 
-def cut_into_buckets(lists: Sequence[Sequence[torch.Tensor]]) -> list[tuple[list[torch.Tensor], Bucket | None]]:
+class CopyBucket(_Buffer):
+    """A buffer that gradients are copied into to travel.
+
+    Args:
+        sparse_as_dense: sparse gradients travel, too, and are sparse again afterwards.
+    """
+
+    views = False
+
+    def __init__(
+        self, parameters: Parameters, memory: torch.Tensor, home: SharedBuffer | None, sparse_as_dense: bool
+    ) -> None:
+        super().__init__(parameters, memory, home)
+        self._sparse_as_dense = sparse_as_dense
+        self._kept = [-1] * len(parameters)
+        # Of each wanted parameter: its number, its gradient, and the version of that.
+        self._owned: list[tuple[int, torch.Tensor, int]] = []
+        self._absent: list[int] = []
+
+    def keep(self, i: int) -> None:
+        gradient = self.parameters[i].grad
+        self._kept[i] = -1 if gradient is None else _version(gradient)
+
+    def changed(self, fired: Sequence[int]) -> int | None:
+        for i in fired:
+            gradient = self.parameters[i].grad
+            if gradient is not None and self._kept[i] not in (-1, _version(gradient)):
+                return i
+        return None
+
+    def fill(self, wanted: Sequence[bool]) -> None:
+        owned, absent, sources = [], [], []
+        for i, parameter in enumerate(self.parameters):
+            gradient = parameter.grad
+            if not wanted[i]:
+                absent.append(i)
+                continue
+            if gradient is None:
+                parameter.grad = gradient = torch.zeros_like(parameter, requires_grad=False)
+            if gradient.is_sparse and not self._sparse_as_dense:
+                raise SparseInBucket(i)
+            sources.append(_fitting(gradient, parameter, self.places[i]))
+            owned.append((i, gradient, _version(gradient)))
+        with torch.no_grad():
+            for i in absent:
+                self.places[i].zero_()
+            if sources:
+                places = [self.places[i] for i, _, _ in owned] if absent else self.places
+                torch._foreach_copy_(places, sources)
+        self._owned, self._absent = owned, absent
+        self._kept = [-1] * len(self._kept)
+
+    def intact(self) -> bool:
+        for i, gradient, version in self._owned:
+            if self.parameters[i].grad is not gradient or _version(gradient) != version:
+                return False
+        return True
+
+    def unload(self) -> None:
+        places, gradients = [], []
+        for i, gradient, _ in self._owned:
+            if gradient.is_sparse:
+                self.parameters[i].grad = self.places[i].to_sparse(gradient.sparse_dim())
+            else:
+                places.append(self.places[i])
+                # .data: not a change that autograd, or another optimizer's reducer, should see
+                gradients.append(gradient.data)
+        if places:
+            torch._foreach_copy_(gradients, places)
+        self._owned = []
+
+    def give(self) -> None:
+        for i in self._absent:
+            self.parameters[i].grad = self.places[i].clone()
+
+
+def make_buckets(
+    pieces: Sequence[Parameters], views: bool, sparse_as_dense: bool, process_set: ProcessSet
+) -> list[Bucket]:
+    """Return a bucket for each piece. Collective over the set: their memory is shared where it can be.
+
+    Args:
+        pieces: parameters of one dtype each, the same on all ranks.
+    """
+    lengths = [-(-sum([p.nbytes for p in piece]) // _ALIGN) * _ALIGN for piece in pieces]
+    total = sum(lengths)
+    home = shared_buffer(total, process_set) if total else None
+    flat = torch.zeros(total, dtype=torch.uint8) if home is None else torch.from_numpy(home.array)
+    buckets: list[Bucket] = []
+    start = 0
+    for piece, length in zip(pieces, lengths, strict=True):
+        memory = flat[start : start + sum([p.nbytes for p in piece])].view(piece[0].dtype)
+        if home is None:  # each its own: what is not used any more is freed
+            memory = torch.zeros_like(memory)
+        buckets.append(ViewBucket(piece, memory, home) if views else CopyBucket(piece, memory, home, sparse_as_dense))
+        start += length
+    return buckets
+
+
+class Piece:
+    """Parameters that travel together.
+
+    Attributes:
+        meant: they are one of the groups that the program asked for.
+        bucketed: in a bucket.
+    """
+
+    def __init__(self, parameters: list[torch.Tensor], meant: bool, bucketed: bool) -> None:
+        self.parameters, self.meant, self.bucketed = parameters, meant, bucketed
+
+
+def cut_into_pieces(lists: Sequence[Parameters], views: bool, limit: float = math.inf) -> list[Piece]:
     """Split lists of parameters so that each piece has one dtype and one buffer's size, the last parameters first.
 
-    Lists of one are neighbours that may share a buffer; longer ones were meant to stay together. A large parameter
-    that stands alone needs no buffer.
+    backward() comes to them in about this order. Lists of one are neighbours that may share a buffer; longer ones were
+    meant to stay together.
+
+    Args:
+        views: gradients are to live in buffers, also those of longer lists.
+        limit: of the bytes of a buffer, besides our own.
     """
-    pieces: list[list[torch.Tensor]] = []
-    large: list[torch.Tensor] = []
-    open_pieces: dict[torch.dtype, list[torch.Tensor]] = {}
+    pieces: list[Piece] = []
+    open_pieces: dict[torch.dtype, Piece] = {}
     for parameters in reversed(lists):
         if len(parameters) > 1:
+            if not views:
+                pieces.append(Piece(list(parameters), True, False))
+                continue
             by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
             for p in parameters:
                 by_dtype.setdefault(p.dtype, []).append(p)
-            pieces.extend(by_dtype.values())
+            pieces.extend(Piece(piece, True, True) for piece in by_dtype.values())
             continue
         (p,) = parameters
-        if p.nbytes >= ALONE_BYTES:
-            large.append(p)
+        if p.nbytes >= min(ALONE_BYTES, limit):
+            pieces.append(Piece([p], False, views))
             continue
         piece = open_pieces.get(p.dtype)
-        if piece is None or sum(one.nbytes for one in piece) + p.nbytes > BUCKET_BYTES:
-            piece = open_pieces[p.dtype] = []
+        if piece is None or _nbytes(piece.parameters) + p.nbytes > min(BUCKET_BYTES, limit):
+            piece = open_pieces[p.dtype] = Piece([], False, True)
             pieces.append(piece)
-        piece.append(p)
-    return [*((piece, Bucket(piece)) for piece in pieces), *(([p], None) for p in large)]
+        piece.parameters.append(p)
+    for piece in open_pieces.values():
+        _shorten_last(pieces, piece)
+    return pieces
+
+
+def _shorten_last(pieces: list[Piece], last: Piece) -> None:
+    """Cut what is long in two, the second part short."""
+    nbytes, at = 0, len(last.parameters)
+    while at > 0 and nbytes + last.parameters[at - 1].nbytes <= LAST_BYTES:
+        at -= 1
+        nbytes += last.parameters[at].nbytes
+    if 0 < at < len(last.parameters):
+        pieces.append(Piece(last.parameters[at:], last.meant, last.bucketed))
+        del last.parameters[at:]
+
+
+def _nbytes(parameters: Parameters) -> int:
+    return sum([p.nbytes for p in parameters])
+
+
+def _version(gradient: torch.Tensor) -> int:
+    return gradient._version
+
+
+def _fitting(gradient: torch.Tensor, parameter: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """Return the gradient, dense."""
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    if gradient.dtype is not place.dtype or gradient.shape != place.shape:
+        raise InvalidRequestError(
+            f"a parameter became {describe(parameter)}, with a buffer for {describe(place)}: change dtypes and "
+            "shapes before the optimizer is wrapped."
+        )
+    return gradient

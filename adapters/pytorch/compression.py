@@ -10,7 +10,13 @@ from hvdlite import InvalidRequestError
 
 
 class Compressor:
-    """What `compression=` may be: this class, or one of your own, with these two static methods."""
+    """What `compression=` may be: this class, or one of your own, with these two static methods.
+
+    Attributes:
+        elementwise: what becomes of an element depends on it alone, so that several tensors may be compressed as one.
+    """
+
+    elementwise = False
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -26,6 +32,8 @@ class Compressor:
 class NoneCompressor(Compressor):
     """Sends tensors as they are."""
 
+    elementwise = True
+
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return tensor, None
@@ -38,6 +46,7 @@ class NoneCompressor(Compressor):
 class _Cast(Compressor):
     """Sends floating-point tensors in another dtype; all others as they are."""
 
+    elementwise = True
     dtype: torch.dtype
 
     @classmethod

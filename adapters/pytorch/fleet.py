@@ -9,14 +9,25 @@ import torch
 from hvdlite import InvalidRequestError
 from hvdlite.lowlevel import Kind, refusing, start
 
+from .buckets import SparseInBucket
 from .compression import Compressor
 from .ops import Reduction, start_allgather
 from .pulse import Pulse
 from .slots import Bundle, Slot
 from .sparse import start_sparse_allreduce
-from .trips import Announcement, DenseTrip, DensifiedTrip, SparseElsewhere, SparseTrip, Trip
+from .trips import (
+    CHANGED,
+    Announcement,
+    BucketTrip,
+    DenseTrip,
+    DensifiedTrip,
+    OrderError,
+    SparseElsewhere,
+    SparseTrip,
+    Trip,
+)
 
-_Batched = DenseTrip | DensifiedTrip | Pulse
+_Batched = BucketTrip | DenseTrip | DensifiedTrip | Pulse
 
 # Gradients wait for each other until they have so many bytes, then start together: to wake the engine for each of
 # a hundred small ones costs more than the rest of the reduction.
@@ -28,13 +39,17 @@ class Fleet:
 
     Args:
         sparse_as_dense: sparse gradients travel as dense ones.
+        overlaps: gradients start while backward() still runs. Otherwise all start together when it ends.
 
     Attributes:
         error: the first of what went wrong. The other ranks wait for our other gradients, so nothing is raised.
     """
 
-    def __init__(self, reduction: Reduction, compression: type[Compressor], sparse_as_dense: bool) -> None:
+    def __init__(
+        self, reduction: Reduction, compression: type[Compressor], sparse_as_dense: bool, overlaps: bool
+    ) -> None:
         self.error: Exception | None = None
+        self.overlaps = overlaps
         self._reduction, self._compression, self._sparse_as_dense = reduction, compression, sparse_as_dense
         self._trips: list[Trip] = []
         self._batch: list[_Batched] = []
@@ -54,35 +69,43 @@ class Fleet:
         self._trips, self._batch, self._batch_bytes, self._spare = [], [], 0, []
 
     def start(self, bundle: Bundle) -> None:
-        """Let the gradients of a bundle go: several as one group, a single one or a buffer with its neighbours."""
+        """Let the gradients of a bundle go: a group by itself, a single one or a buffer with its neighbours."""
         bundle.started = True
-        names = [slot.name for slot in bundle.slots] if bundle.bucket is None else [bundle.name]
+        names = [bundle.name] if bundle.bucket is not None else [slot.name for slot in bundle.slots]
         try:
             with refusing(Kind.ALLREDUCE, names, self._reduction.process_set):
-                trips: list[_Batched] = []
-                if bundle.bucket is not None:
-                    if not self._sparse_as_dense:
-                        _refuse_sparse(bundle.slots)
-                    owners = bundle.bucket.fill([slot.wanted for slot in bundle.slots])
-                    trips.append(DenseTrip(bundle.name, owners, bundle.bucket.memory, self._compression))
-                else:
-                    for slot in bundle.slots:
-                        trips += self._dense_trips(slot)
+                trips = self._trips_of(bundle)
         except Exception as error:
             self.note(error)
             return
-        if bundle.bucket is None and len(bundle.slots) > 1:
+        if bundle.bucket is None and len(bundle.slots) > 1 and not bundle.loose:
             self._submit(trips, grouped=True)
-        else:
-            self._batch += trips
-            self._batch_bytes += sum([slot.parameter.nbytes for slot in bundle.slots])
-            if self._batch_bytes >= BATCH_BYTES:
-                self.flush()
+            return
+        self._batch += trips
+        self._batch_bytes += bundle.nbytes
+        if self._batch_bytes >= BATCH_BYTES and self.overlaps:
+            self.flush()
 
-    def send(self, pulse: Pulse) -> None:
-        """Let a pulse go, with all that waits for neighbours."""
+    def send(self, pulse: Pulse, alert: bool) -> None:
+        """Let a pulse go, with all that waits for neighbours.
+
+        Args:
+            alert: nobody waits for it at once.
+        """
         self._batch.append(pulse)
-        self.flush()
+        self.flush(alert)
+
+    def _trips_of(self, bundle: Bundle) -> list[_Batched]:
+        if bundle.bucket is None:
+            return [trip for slot in bundle.slots for trip in self._dense_trips(slot)]
+        if bundle.bucket.views and not self._sparse_as_dense:
+            _refuse_sparse(bundle.slots)
+        try:
+            bundle.bucket.fill([slot.wanted for slot in bundle.slots])
+        except SparseInBucket:
+            self._announce_sparse(bundle)
+            return []
+        return [BucketTrip(bundle, self._compression)]
 
     def _dense_trips(self, slot: Slot) -> list[_Batched]:
         """Return the trip of a gradient that travels dense; start that of one that does not."""
@@ -103,12 +126,13 @@ class Fleet:
             return [DenseTrip(slot.name, [(parameter, parameter.grad)], parameter.grad, self._compression, slot)]
         return []
 
-    def _announce_sparse(self, slot: Slot) -> None:
+    def _announce_sparse(self, who: Slot | Bundle) -> None:
         """Tell the ranks that do not know yet. What they send under this name fails, and then they do."""
+        slot = who if isinstance(who, Slot) else who.slots[0]
         nothing = torch.empty(0, dtype=slot.parameter.dtype)
-        handle = start_allgather([nothing], [slot.name], self._reduction.process_set)[0]
+        handle = start_allgather([nothing], [who.name], self._reduction.process_set)[0]
         handle.alert()
-        self._trips.append(Announcement(slot.name, handle, slot))
+        self._trips.append(Announcement(handle, who))
 
     def _start_sparse(self, slot: Slot) -> None:
         gradient = slot.parameter.grad
@@ -119,12 +143,12 @@ class Fleet:
         handle.alert()
         self._trips.append(SparseTrip(slot.name, slot.parameter, handle))
 
-    def flush(self) -> None:
+    def flush(self, alert: bool = True) -> None:
         """Let those go that wait for neighbours."""
         batch, self._batch, self._batch_bytes = self._batch, [], 0
-        self._submit(batch, grouped=False)
+        self._submit(batch, grouped=False, alert=alert)
 
-    def _submit(self, batch: Sequence[_Batched], grouped: bool) -> None:
+    def _submit(self, batch: Sequence[_Batched], grouped: bool, alert: bool = True) -> None:
         if not batch:
             return
         op, prescale, postscale, process_set = self._reduction
@@ -139,7 +163,8 @@ class Fleet:
         except Exception as error:
             self.note(error)
             return
-        handles[-1].alert()
+        if alert:
+            handles[-1].alert()
         for one, handle in zip(batch, handles, strict=True):
             one.handle = handle
             if not isinstance(one, Pulse):
@@ -147,7 +172,13 @@ class Fleet:
 
     def land(self) -> None:
         """Wait for everything under way, and put it in place."""
-        for slot in self._land_trips():
+        found = self._land_trips()
+        for bundle in found:
+            if isinstance(bundle, Bundle):
+                self._part(bundle)
+        self.flush()
+        for slot in [who for who in found if isinstance(who, Slot)] + self._land_trips():
+            assert isinstance(slot, Slot)
             slot.sparse = True
             try:
                 self._start_sparse(slot)
@@ -155,12 +186,24 @@ class Fleet:
                 self.note(error)
         self._land_trips()
 
+    def _part(self, bundle: Bundle) -> None:
+        """Let the gradients of a buffer go again, each for itself."""
+        if bundle.bucket is not None and not bundle.bucket.intact():
+            self.note(OrderError(f"{bundle.name!r}: {CHANGED}"))
+        bundle.dissolve()
+        for slot in bundle.slots:
+            try:
+                with refusing(Kind.ALLREDUCE, [slot.name], self._reduction.process_set):
+                    self._batch += self._dense_trips(slot)
+            except Exception as error:
+                self.note(error)
+
     def give_to_frozen(self) -> None:
         """Let frozen members of groups have what other ranks trained."""
         for slot, reduced in self._spare:
             slot.parameter.grad = reduced
 
-    def _land_trips(self) -> list[Slot]:
+    def _land_trips(self) -> list[Slot | Bundle]:
         """Wait for what is in flight, and return whose gradients have turned out to be sparse."""
         trips, self._trips = self._trips, []
         sparse = []
@@ -168,7 +211,7 @@ class Fleet:
             try:
                 trip.land()
             except SparseElsewhere as found:
-                sparse.append(found.slot)
+                sparse.append(found.who)
             except Exception as error:
                 self.note(error)
         return sparse

@@ -15,11 +15,11 @@ from hvdlite.lowlevel import Kind, ReduceOp, name_for, refusing, resolve_op
 
 from .adasum_optimizer import make_adasum_optimizer
 from .autograd import allreduce
-from .buckets import cut_into_buckets
+from .buckets import Piece, cut_into_pieces, make_buckets
 from .compression import Compression, Compressor, check_compressor
 from .naming import Groups, bundle_parameters, check_passes, name_parameters, resolve_groups
 from .ops import Reduction
-from .reducer import GradientReducer
+from .reducer import GradientReducer, Overlap
 from .signature import check_signature, signature_of
 from .slots import Bundle, Slot
 from .trips import OrderError
@@ -150,10 +150,20 @@ class _Wrapping:
     def bundles(self, lists: Sequence[Sequence[torch.Tensor]]) -> list[Bundle]:
         """Return what the reducer needs to know of parameters."""
         sparse = isinstance(self.original, torch.optim.SparseAdam)
-        pieces = cut_into_buckets(lists) if self.settings.views else [(one, None) for one in lists]
+        views, process_set = self.settings.views, self.settings.process_set
+        together = views or getattr(self.settings.compression, "elementwise", False)
+        pieces = cut_into_pieces(lists, views) if together else [Piece(list(one), True, False) for one in lists]
+        buckets = iter(
+            make_buckets(
+                [p.parameters for p in pieces if p.bucketed], views, self.settings.sparse_as_dense, process_set
+            )
+        )
         return [
-            Bundle([Slot(p, _travel_name(self.name_of[p], self.settings.process_set), sparse) for p in one], bucket)
-            for one, bucket in pieces
+            Bundle(
+                [Slot(p, _travel_name(self.name_of[p], process_set), sparse) for p in piece.parameters],
+                next(buckets) if piece.bucketed else None,
+            )
+            for piece in pieces
         ]
 
 
@@ -186,10 +196,19 @@ class _Distributed(Wrapped):
         self.__dict__["param_groups"] = groups
 
     @property
+    def overlap(self) -> Overlap:
+        """Where the time for reducing gradients went on this rank, since the optimizer was wrapped.
+
+        Seconds of reducing, how many of them were hidden behind backward(), and how long the program waited. The
+        difference of two of them is about what lies between.
+        """
+        reducer = self._wrapping.reducer
+        return Overlap(0, 0.0, 0.0, 0.0) if reducer is None else reducer.overlap
+
+    @property
     def seconds_waited(self) -> float:
         """Seconds that backward(), step() and synchronize() have waited for other ranks, all together."""
-        reducer = self._wrapping.reducer
-        return 0.0 if reducer is None else reducer.seconds_waited
+        return self.overlap.waited
 
     def synchronize(self) -> None:
         """Return once all gradients are reduced. Collective.

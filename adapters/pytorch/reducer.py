@@ -15,19 +15,41 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 
 from hvdlite import HorovodInternalError, rank
-from hvdlite.lowlevel import ReduceOp, describe_ranks
+from hvdlite.lowlevel import ReduceOp, describe_ranks, seconds_busy
 
 from .compression import Compressor
+from .cores import has_spare_cores
 from .fleet import Fleet
 from .ops import Reduction, start_allgather
 from .pulse import News, Pulse
 from .slots import Bundle, GradientHook, Slot, detach_older
 from .trips import CHANGED, OrderError
+
+
+class Overlap(NamedTuple):
+    """Where the time for reducing gradients went on this rank, since the optimizer was wrapped.
+
+    Attributes:
+        rounds: of reduced gradients; one for each step, mostly.
+        reducing: seconds for which gradients were reduced.
+        hidden: seconds of these while backward() still ran.
+        waited: seconds for which the program waited for gradients: what communication costs where cores are not scarce.
+    """
+
+    rounds: int
+    reducing: float
+    hidden: float
+    waited: float
+
+    @property
+    def share(self) -> float:
+        """The part of reducing that was hidden, from 0 to 1."""
+        return self.hidden / self.reducing if self.reducing else 0.0
 
 
 class GradientReducer:
@@ -42,7 +64,7 @@ class GradientReducer:
     Attributes:
         rounds: since the last step.
         ended: the gradients of this round are reduced.
-        seconds_waited: for other ranks.
+        overlap: where the time went.
     """
 
     def __init__(
@@ -54,7 +76,8 @@ class GradientReducer:
         passes: int,
         sparse_as_dense: bool = False,
     ) -> None:
-        self.seconds_waited = 0.0
+        self.overlap = Overlap(0, 0.0, 0.0, 0.0)
+        self._busy, self._hidden, self._waited = 0.0, 0.0, 0.0  # of this round; busy: when it began
         self.rounds = 0
         self._name, self._reduction, self._passes = name, reduction, passes
         self._bundles: list[Bundle] = []
@@ -62,7 +85,7 @@ class GradientReducer:
         self._awaiting: set[int] = set()  # the backward() whose ends we shall hear of, unless they raise
         self._fresh, self.ended = True, False  # fresh: nothing has come in this round
         self._pulse: Pulse | None = None
-        self._fleet = Fleet(reduction, compression, sparse_as_dense)
+        self._fleet = Fleet(reduction, compression, sparse_as_dense, has_spare_cores())
         self._round_passes = passes
         self.add(bundles)
 
@@ -120,7 +143,7 @@ class GradientReducer:
                     if changed:
                         self._fleet.note(OrderError(f"{changed!r}: {CHANGED}"))
                     self._fleet.start(bundle)
-            self._send_pulse(incomplete=False, failed=bool(self._awaiting))
+            self._send_pulse(incomplete=False, failed=bool(self._awaiting), alert=False)
             self._land()
         if self._fleet.error is not None:
             error, self._fleet.error = self._fleet.error, None
@@ -185,12 +208,18 @@ class GradientReducer:
             )
         bundle.take(i, self._round_passes)
         if self._paused:
+            bundle.keep(i)
             return
         slot.left -= 1
-        if slot.left == 0:
-            bundle.unready -= 1
-            if bundle.unready == 0:
-                self._fleet.start(bundle)
+        if slot.left != 0:
+            bundle.keep(i)
+            return
+        bundle.unready -= 1
+        if bundle.unready == 0:
+            self._fleet.start(bundle)
+        elif backward == -1:
+            bundle.keep(i)
+        if backward not in self._awaiting:
             self._hear_of_end(backward)
 
     def _clean_up(self) -> None:
@@ -207,6 +236,7 @@ class GradientReducer:
         """The first gradient of a round comes, or its end: see which parameters are frozen in it."""
         if self._fresh:
             self._fresh = False
+            self._busy, self._hidden = seconds_busy(self._reduction.process_set), 0.0
             for bundle in self._bundles:
                 bundle.begin(self._round_passes)
 
@@ -229,25 +259,35 @@ class GradientReducer:
         raise error
 
     def _hear_of_end(self, backward: int) -> None:
-        if backward != -1 and backward not in self._awaiting:  # -1: compiled autograd, which cannot tell; step() waits
+        if backward != -1:  # compiled autograd cannot tell; step() waits
             self._awaiting.add(backward)
             ended = self._after_nested_backward if _is_nested() else self._after_backward
             torch.autograd.Variable._execution_engine.queue_callback(functools.partial(ended, backward))
 
     def _after_backward(self, backward: int) -> None:
         self._awaiting.discard(backward)
+        if not self.ended:
+            self._hidden = seconds_busy(self._reduction.process_set) - self._busy
+        self._keep_unstarted()
         self._end_round()
+
+    def _keep_unstarted(self) -> None:
+        """The program goes on with gradients that are still here: notice if it changes them."""
+        for bundle in self._bundles:
+            if not bundle.started:
+                bundle.keep_all()
 
     def _end_round(self) -> None:
         """Wait for gradients, if every rank has all of them."""
         first, incomplete = self._pulse is None, self._incomplete()
-        self._send_pulse(incomplete, failed=False)
+        self._send_pulse(incomplete, failed=False, alert=incomplete or not first)
         if first and not incomplete and not self._wait_for_news().incomplete:
             self._land()
 
     def _after_nested_backward(self, backward: int) -> None:
         """A reentrant checkpoint ends. Others, and the backward() around them, may have gradients for us."""
         self._awaiting.discard(backward)
+        self._keep_unstarted()
         if self._incomplete():
             self._fleet.flush()
         else:
@@ -258,15 +298,15 @@ class GradientReducer:
 
     # Ending
 
-    def _send_pulse(self, incomplete: bool, failed: bool) -> None:
+    def _send_pulse(self, incomplete: bool, failed: bool, alert: bool) -> None:
         """Let go what waits for neighbours, and with it what this rank says of this round."""
         if self._pulse is not None:  # one per round, for ranks may differ in how many backward() they need
-            self._fleet.flush()
+            self._fleet.flush(alert)
             return
         self.rounds += 1
         frozen = [slot.name for slot in self._slots() if not slot.wanted]
         self._pulse = Pulse(self._name, incomplete, failed, self.rounds, frozen)
-        self._fleet.send(self._pulse)
+        self._fleet.send(self._pulse, alert)
 
     def _wait_for_news(self) -> News:
         """Return what the ranks say of this round; nothing remarkable if that failed, as the gradients will."""
@@ -277,7 +317,7 @@ class GradientReducer:
         except Exception as error:
             self._fleet.note(error)
         finally:
-            self.seconds_waited += time.perf_counter() - started
+            self._waited += time.perf_counter() - started
         return News(False, False, False, False)
 
     def _land(self) -> None:
@@ -291,11 +331,20 @@ class GradientReducer:
         self._fleet.land()
         if news.frozen_differ:
             self._fleet.give_to_frozen()
+            for bundle in self._bundles:
+                if bundle.bucket is not None:
+                    bundle.bucket.give()
         self.ended = True
         if self._reduction.op is ReduceOp.SUM:
             for slot in self._slots():
                 slot.see()
-        self.seconds_waited += time.perf_counter() - started
+        self._waited += time.perf_counter() - started
+        reducing = seconds_busy(self._reduction.process_set) - self._busy
+        before = self.overlap
+        self.overlap = Overlap(
+            before.rounds + 1, before.reducing + reducing, before.hidden + self._hidden, before.waited + self._waited
+        )
+        self._waited = 0.0
 
     def _what_went_wrong(self) -> Exception:
         """Return an error that names the ranks. All ranks know that something did, so this may be collective."""
@@ -327,8 +376,6 @@ class GradientReducer:
                 for slot in bundle.slots:
                     slot.wanted = True
                 self._fleet.start(bundle)
-            elif bundle.bucket is not None:
-                bundle.bucket.give()
         self._fleet.flush()
 
     def _slots(self) -> Iterator[Slot]:
@@ -346,7 +393,7 @@ class GradientReducer:
         """Return whether this and an older reducer may both reduce a parameter."""
         same = self._reduction.process_set is older._reduction.process_set
         averages = self._reduction.op is older._reduction.op is ReduceOp.AVERAGE
-        views = any(bundle.bucket is not None for one in (self, older) for bundle in one._bundles)
+        views = any(b.bucket is not None and b.bucket.views for one in (self, older) for b in one._bundles)
         return same and averages and not views
 
 

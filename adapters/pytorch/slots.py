@@ -52,27 +52,32 @@ class Slot:
 
 
 class Bundle:
-    """Parameters whose gradients start together. Mostly one.
+    """Parameters whose gradients start together.
 
     Attributes:
-        bucket: the buffer that their gradients are views into.
+        bucket: the buffer in which they travel.
+        loose: they only happen to start together, each as if it were alone.
         started: they are under way in this round.
         unready: how many are still waited for.
+        nbytes: of all gradients.
     """
 
-    __slots__ = ("_version", "bucket", "name", "slots", "started", "unready")
+    __slots__ = ("bucket", "loose", "name", "nbytes", "slots", "started", "unready")
 
     def __init__(self, slots: Sequence[Slot], bucket: Bucket | None = None) -> None:
-        self.slots, self.bucket = slots, bucket
+        self.slots, self.bucket, self.loose = slots, bucket, False
         self.name = slots[0].name if bucket is None else f"{slots[0].name}+{len(slots) - 1}"
-        self._version = 0
+        self.nbytes = sum([slot.parameter.nbytes for slot in slots])
+        self.started, self.unready = False, 0
 
     def begin(self, passes: int) -> None:
         """Begin a round: what is frozen now takes no part in it."""
-        self.started, self.unready = False, 0
+        self.started, unready = False, 0
         for slot in self.slots:
-            slot.left, slot.wanted, slot.fired = passes, slot.parameter.requires_grad, False
-            self.unready += slot.wanted
+            slot.left, slot.fired = passes, False
+            slot.wanted = wanted = slot.parameter.requires_grad
+            unready += wanted
+        self.unready = unready
 
     def wanted(self) -> bool:
         """Return whether any of it takes part in this round."""
@@ -88,19 +93,31 @@ class Bundle:
             slot.wanted = True
             self.unready += 1
         slot.fired = True
-        if self.bucket is None:
-            slot.see()
+
+    def keep(self, i: int) -> None:
+        """The gradient of member i will not start before backward() returns: see to it that a change is noticed."""
+        if self.bucket is not None:
+            self.bucket.keep(i)
         else:
-            self.bucket.adopt(i)
-            self._version = self.bucket.memory._version
+            self.slots[i].see()
+
+    def keep_all(self) -> None:
+        """As `keep`, for all that have come in this round."""
+        for i, slot in enumerate(self.slots):
+            if slot.fired:
+                self.keep(i)
 
     def changed(self) -> str:
-        """Return the name of a gradient of this round that was changed in place since, or ""."""
-        fired = [slot for slot in self.slots if slot.fired]
-        if self.bucket is not None:
-            kept = fired and self.bucket.holds(self.slots.index(fired[0]))
-            return fired[0].name if kept and self.bucket.memory._version != self._version else ""
-        return next((slot.name for slot in fired if slot.changed()), "")
+        """Return the name of a gradient of this round that was changed in place since it was kept, or ""."""
+        fired = [i for i, slot in enumerate(self.slots) if slot.fired]
+        if self.bucket is None:
+            return next((self.slots[i].name for i in fired if self.slots[i].changed()), "")
+        i = self.bucket.changed(fired) if fired else None
+        return "" if i is None else self.slots[i].name
+
+    def dissolve(self) -> None:
+        """Some gradient is sparse on some rank: from now on each travels for itself."""
+        self.bucket, self.loose = None, True
 
 
 class GradientHook:

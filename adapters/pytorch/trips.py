@@ -16,7 +16,7 @@ from hvdlite import InvalidRequestError, MismatchError
 from hvdlite.lowlevel import GroupHandle, Handle, Item, Kind
 
 from .compression import Compressor, NoneCompressor
-from .slots import Slot
+from .slots import Bundle, Slot
 from .tensors import to_same
 
 # What ranks have submitted under one name when a gradient is sparse on some of them only.
@@ -35,11 +35,11 @@ class OrderError(InvalidRequestError, AssertionError):
 
 
 class SparseElsewhere(Exception):
-    """The gradient of `slot` is sparse on some rank, as all ranks know now."""
+    """The gradient of `who`, or one in its buffer, is sparse on some rank, as all ranks know now."""
 
-    def __init__(self, slot: Slot) -> None:
-        super().__init__(slot.name)
-        self.slot = slot
+    def __init__(self, who: Slot | Bundle) -> None:
+        super().__init__(who.name)
+        self.who = who
 
 
 class Trip(Protocol):
@@ -58,11 +58,11 @@ class Trip(Protocol):
 
 
 class DenseTrip:
-    """Memory that is reduced in place, perhaps in a compressed copy.
+    """A gradient that is reduced in place, perhaps in a compressed copy.
 
     Args:
         owners: parameters and their gradients, which lie in `memory`.
-        memory: the gradient itself, or the flat buffer of several.
+        memory: the gradient itself.
         slot: whose gradient may turn out to be sparse on another rank.
     """
 
@@ -108,6 +108,41 @@ class DenseTrip:
         return reduced
 
 
+class BucketTrip:
+    """A bundle whose gradients are in its buffer."""
+
+    def __init__(self, bundle: Bundle, compression: type[Compressor]) -> None:
+        assert bundle.bucket is not None
+        self.name, self._bundle, self._bucket = bundle.name, bundle, bundle.bucket
+        self.handle: Handle | GroupHandle | None = None
+        self._compression, self._context = compression, None
+        self._outgoing = self._bucket.memory
+        if compression is not NoneCompressor:
+            with torch.no_grad():
+                self._outgoing, self._context = compression.compress(self._bucket.memory)
+
+    def item(self) -> Item:
+        return self._bucket.item() if self._outgoing is self._bucket.memory else to_same(self._outgoing)
+
+    def land(self) -> None:
+        """Wait, and put the reduced values in place."""
+        assert self.handle is not None
+        try:
+            reduced = self.handle.wait()
+        except MismatchError as error:
+            if error.by_value.keys() == _DENSE_AND_SPARSE and not self._bucket.views:
+                raise SparseElsewhere(self._bundle) from error
+            raise
+        if not self._bucket.intact():
+            raise OrderError(f"{self.name!r}: {CHANGED}")
+        if self._compression is not NoneCompressor:
+            with torch.no_grad():
+                restored = self._compression.decompress(reduced, self._context)
+                if restored is not self._bucket.memory:
+                    self._bucket.memory.copy_(restored)
+        self._bucket.unload()
+
+
 class DensifiedTrip(DenseTrip):
     """A sparse gradient that travels dense, and is sparse again afterwards."""
 
@@ -142,8 +177,8 @@ class SparseTrip:
 class Announcement:
     """Says that a gradient is sparse here, under the name that dense ones have elsewhere."""
 
-    def __init__(self, name: str, handle: Handle | GroupHandle, slot: Slot) -> None:
-        self.name, self._slot = name, slot
+    def __init__(self, handle: Handle | GroupHandle, who: Slot | Bundle) -> None:
+        self.name, self._who = who.name, who
         self.handle: Handle | GroupHandle | None = handle
 
     def land(self) -> None:
@@ -153,7 +188,7 @@ class Announcement:
         except MismatchError as error:
             if error.by_value.keys() != _DENSE_AND_SPARSE:
                 raise
-        raise SparseElsewhere(self._slot)
+        raise SparseElsewhere(self._who)
 
 
 class _Watch:

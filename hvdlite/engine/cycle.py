@@ -61,6 +61,7 @@ class Cycle:
         self._instrument = instrument
         self._last: Response | None = None
         self._started = 0.0  # of what runs
+        self._seconds, self._running = 0.0, False
         self._n_shared, self._told_of_room = 0, False
         self._backends = make_backends(
             comm,
@@ -110,7 +111,15 @@ class Cycle:
         for plan in plan_fusion(agreed, fusion_threshold, groups_apart=self._config.disable_group_fusion):
             self._instrument.began(plan.responses)
             self._started = time.perf_counter()
+            self._running = True
             self._run[plan.kind](plan)
+            self._running = False
+            self._seconds += time.perf_counter() - self._started
+
+    @property
+    def seconds(self) -> float:
+        """How long operations have run, the one that does now included. From any thread."""
+        return self._seconds + (time.perf_counter() - self._started if self._running else 0.0)
 
     def tune(self, knobs: Knobs) -> None:
         """Run differently from here on. Collective: all ranks do this between the same two collectives."""

@@ -153,6 +153,11 @@ class Engine:
             if self._is_busy() or self._ended:
                 self.alert()
 
+    @property
+    def seconds(self) -> float:
+        """How long operations have run, the one that does now included, whoever drove. From any thread."""
+        return self._cycle.seconds
+
     def stop(self, reason: str, timeout: float | None = None) -> bool:
         """Leave the set, which stops it on all ranks, and wait for the thread. False if that timed out.
 
