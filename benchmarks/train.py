@@ -44,7 +44,7 @@ def main() -> None:
         seconds = medians(take_turns(steps, 10 if arguments.quick else repetitions, comm))
         check(trainings)
         parameters = sum(p.numel() for p in trainings["none"].model.parameters())
-        results.append(row(name, parameters, seconds))
+        results.append(row(name, parameters, seconds, trainings))
         if comm.rank == 0:
             print(line(results[-1], comm.size), flush=True)
     if comm.rank == 0 and arguments.json:
@@ -118,19 +118,32 @@ def perceptron() -> nn.Module:
 CASES = [("conv 0.6M", convolutional, (3, 32, 32), 300), ("MLP 10M", perceptron, (1024,), 150)]
 
 
-def row(name: str, parameters: int, seconds: dict[str, float]) -> dict[str, object]:
+def row(name: str, parameters: int, seconds: dict[str, float], trainings: dict[str, Training]) -> dict[str, object]:
+    overlaps = {c: trainings[c].optimizer.overlap for c in ("hvdlite", "hvdlite views")}
     return {
         "network": name,
         "parameters": parameters,
         "steps_per_second": {contender: 1 / s for contender, s in seconds.items()},
+        "efficiency": {contender: seconds["none"] / s for contender, s in seconds.items() if contender != "none"},
         "times_as_fast_as": {c: seconds[c] / seconds["hvdlite"] for c in seconds if c != "hvdlite"},
+        "reducing_seconds_per_step": {c: o.reducing / max(1, o.rounds) for c, o in overlaps.items()},
+        "hidden_share": {c: o.share for c, o in overlaps.items()},
+        "waited_seconds_per_step": {c: o.waited / max(1, o.rounds) for c, o in overlaps.items()},
     }
 
 
 def line(result: dict, ranks: int) -> str:  # type: ignore[type-arg]
     speeds = "  ".join(f"{name} {speed:6.1f}" for name, speed in result["steps_per_second"].items())
-    ratios = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in result["times_as_fast_as"].items())
-    return f"{result['network']:<10} on {ranks}, steps/s: {speeds}   speed of hvdlite against: {ratios}"
+    efficiency = ", ".join(f"{name} {part:.2f}" for name, part in result["efficiency"].items())
+    overlap = ", ".join(
+        f"{name} {seconds * 1e3:.1f} ms a step, {result['hidden_share'][name]:.0%} of it while backward() ran, "
+        f"waited {result['waited_seconds_per_step'][name] * 1e3:.1f} ms"
+        for name, seconds in result["reducing_seconds_per_step"].items()
+    )
+    return (
+        f"{result['network']:<10} on {ranks}, steps/s: {speeds}\n"
+        f"           scaling efficiency: {efficiency}\n           reducing: {overlap}"
+    )
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -45,6 +45,7 @@ __all__ = [
     "asynchronous",
     "check_process_set",
     "describe_ranks",
+    "fusion_threshold",
     "group_names",
     "name_for",
     "refusing",
@@ -292,6 +293,11 @@ def shared_buffer(nbytes: int, process_set: ProcessSet, name: str | None = None)
         engine.submit([Submission(Request(Kind.SHARED_BUFFER, name, "uint8", (int(nbytes),)), handle)])
     made = handle.wait()
     return None if made is None else SharedBuffer(engine.group, engine.comm.rank, *made)
+
+
+def fusion_threshold() -> int:
+    """Return HVDLITE_FUSION_THRESHOLD: the largest fused buffer, bytes."""
+    return runtime.current("hvdlite.lowlevel.fusion_threshold()").config.fusion_threshold
 
 
 def seconds_busy(process_set: ProcessSet) -> float:

@@ -7,7 +7,6 @@ lie in memory that the ranks of a host share, where there is any, and are then r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -73,6 +72,9 @@ class Bucket(Protocol):
     def give(self) -> None:
         """Let parameters that were not wanted, too, have what their place in the buffer holds."""
 
+    def move_in(self) -> None:
+        """Take gradients over that live in an older buffer."""
+
 
 class _Buffer:
     """Flat memory, and a view into it for each parameter, with the parameter's strides where it is dense."""
@@ -134,6 +136,9 @@ class ViewBucket(_Buffer):
         for parameter, place in zip(self.parameters, self.places, strict=True):
             parameter.grad = place
 
+    def move_in(self) -> None:
+        self._adopt(range(len(self.parameters)))
+
     def _adopt(self, which: Iterable[int]) -> list[int]:
         """Let gradients live in the buffer, and return of which there are none."""
         empty, adopted, sources = [], [], []
@@ -186,6 +191,7 @@ class CopyBucket(_Buffer):
         return None
 
     def fill(self, wanted: Sequence[bool]) -> None:
+        self._owned, self._absent = [], []
         owned, absent, sources = [], [], []
         for i, parameter in enumerate(self.parameters):
             gradient = parameter.grad
@@ -225,6 +231,9 @@ class CopyBucket(_Buffer):
         if places:
             torch._foreach_copy_(gradients, places)
         self._owned = []
+
+    def move_in(self) -> None:
+        pass
 
     def give(self) -> None:
         for i in self._absent:
@@ -266,7 +275,7 @@ class Piece:
         self.parameters, self.meant, self.bucketed = parameters, meant, bucketed
 
 
-def cut_into_pieces(lists: Sequence[Parameters], views: bool, limit: float = math.inf) -> list[Piece]:
+def cut_into_pieces(lists: Sequence[Parameters], views: bool, fusion_threshold: int) -> list[Piece]:
     """Split lists of parameters so that each piece has one dtype and one buffer's size, the last parameters first.
 
     backward() comes to them in about this order. Lists of one are neighbours that may share a buffer; longer ones were
@@ -274,8 +283,9 @@ def cut_into_pieces(lists: Sequence[Parameters], views: bool, limit: float = mat
 
     Args:
         views: gradients are to live in buffers, also those of longer lists.
-        limit: of the bytes of a buffer, besides our own.
+        fusion_threshold: of the bytes of what is copied to travel together; views are not copied.
     """
+    limit = BUCKET_BYTES if views else min(BUCKET_BYTES, fusion_threshold)
     pieces: list[Piece] = []
     open_pieces: dict[torch.dtype, Piece] = {}
     for parameters in reversed(lists):
@@ -293,7 +303,7 @@ def cut_into_pieces(lists: Sequence[Parameters], views: bool, limit: float = mat
             pieces.append(Piece([p], False, views))
             continue
         piece = open_pieces.get(p.dtype)
-        if piece is None or _nbytes(piece.parameters) + p.nbytes > min(BUCKET_BYTES, limit):
+        if piece is None or _nbytes(piece.parameters) + p.nbytes > limit:
             piece = open_pieces[p.dtype] = Piece([], False, True)
             pieces.append(piece)
         piece.parameters.append(p)

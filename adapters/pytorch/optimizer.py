@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from hvdlite import Average, InvalidRequestError, ProcessSet, global_process_set
-from hvdlite.lowlevel import Kind, ReduceOp, name_for, refusing, resolve_op
+from hvdlite.lowlevel import Kind, ReduceOp, fusion_threshold, name_for, refusing, resolve_op
 
 from .adasum_optimizer import make_adasum_optimizer
 from .autograd import allreduce
@@ -125,6 +125,7 @@ class _Wrapping:
     Attributes:
         original: the optimizer that was wrapped.
         lists: parameters that are reduced together.
+        together: small gradients may travel in one buffer.
         reducer: None where there is nothing to reduce with.
         synchronized: the round in which synchronize() was called, counted from the last step; 0 if it was not.
         skipping: within skip_synchronize().
@@ -140,30 +141,58 @@ class _Wrapping:
         self.original, self.settings, self.name_of, self.lists = original, settings, name_of, lists
         self.name = name_for("optimizer", None, settings.process_set)
         self.synchronized, self.skipping = 0, False
+        self.together = settings.views or getattr(settings.compression, "elementwise", False)
         self.reducer: GradientReducer | None = None
         if settings.process_set.included() and settings.process_set.size() != 1:
             self.reducer = GradientReducer(
                 self.name, self.bundles(lists), settings.reduction(), settings.compression, settings.passes,
-                settings.sparse_as_dense,
+                settings.sparse_as_dense, self.regroup if self.together else None,
             )  # fmt: skip
 
     def bundles(self, lists: Sequence[Sequence[torch.Tensor]]) -> list[Bundle]:
-        """Return what the reducer needs to know of parameters."""
-        sparse = isinstance(self.original, torch.optim.SparseAdam)
-        views, process_set = self.settings.views, self.settings.process_set
-        together = views or getattr(self.settings.compression, "elementwise", False)
-        pieces = cut_into_pieces(lists, views) if together else [Piece(list(one), True, False) for one in lists]
+        """Return what the reducer needs to know of parameters. Collective."""
+        process_set, sparse = self.settings.process_set, isinstance(self.original, torch.optim.SparseAdam)
+        pieces = self._cut(lists)
+        slots = {
+            p: Slot(p, _travel_name(self.name_of[p], process_set), sparse) for piece in pieces for p in piece.parameters
+        }
+        return self._bundles_of(pieces, slots)
+
+    def regroup(self, ready: Sequence[Slot]) -> list[Bundle] | None:
+        """Return bundles in which slots are together that become ready together; None if they are now. Collective.
+
+        Args:
+            ready: all, in order.
+        """
+        slots = {slot.parameter: slot for slot in ready}
+        grouped = [one for one in self.lists if len(one) > 1]
+        alone = {one[0] for one in self.lists if len(one) == 1}
+        pieces = self._cut([*grouped, *([p] for p in reversed(slots) if p in alone)])
+        if {frozenset(p.parameters) for p in pieces} == {frozenset(p.parameters) for p in self._cut(self.lists)}:
+            return None
+        if any(slot.sparse for slot in ready):  # then some travel alone by now
+            return None
+        bundles = self._bundles_of(pieces, slots)
+        for bundle in bundles:
+            if bundle.bucket is not None:
+                bundle.bucket.move_in()
+        return bundles
+
+    def _cut(self, lists: Sequence[Sequence[torch.Tensor]]) -> list[Piece]:
+        if self.together:
+            return cut_into_pieces(lists, self.settings.views, fusion_threshold())
+        return [Piece(list(one), True, False) for one in lists]
+
+    def _bundles_of(self, pieces: Sequence[Piece], slots: Mapping[torch.Tensor, Slot]) -> list[Bundle]:
+        settings = self.settings
         buckets = iter(
             make_buckets(
-                [p.parameters for p in pieces if p.bucketed], views, self.settings.sparse_as_dense, process_set
+                [piece.parameters for piece in pieces if piece.bucketed], settings.views, settings.sparse_as_dense,
+                settings.process_set,
             )
-        )
+        )  # fmt: skip
         return [
-            Bundle(
-                [Slot(p, _travel_name(self.name_of[p], process_set), sparse) for p in piece.parameters],
-                next(buckets) if piece.bucketed else None,
-            )
-            for piece in pieces
+            Bundle([slots[p] for p in piece.parameters], next(buckets) if piece.bucketed else None) for piece in pieces
         ]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
 
@@ -26,6 +26,7 @@ from .compression import Compressor
 from .cores import has_spare_cores
 from .fleet import Fleet
 from .ops import Reduction, start_allgather
+from .order import ReadyOrder
 from .pulse import News, Pulse
 from .slots import Bundle, GradientHook, Slot, detach_older
 from .trips import CHANGED, OrderError
@@ -60,6 +61,8 @@ class GradientReducer:
         bundles: every parameter once. Those that do not require grad are left alone until they do.
         passes: backward passes per step; their gradients are added up.
         sparse_as_dense: sparse gradients travel as dense ones.
+        regroup: is called once, with the slots in the order in which their gradients become ready, the same on all
+            ranks. Returns bundles of them to go on with, or None if that would change nothing. Collective.
 
     Attributes:
         rounds: since the last step.
@@ -75,12 +78,14 @@ class GradientReducer:
         compression: type[Compressor],
         passes: int,
         sparse_as_dense: bool = False,
+        regroup: Callable[[list[Slot]], list[Bundle] | None] | None = None,
     ) -> None:
         self.overlap = Overlap(0, 0.0, 0.0, 0.0)
         self._busy, self._hidden, self._waited = 0.0, 0.0, 0.0  # of this round; busy: when it began
         self.rounds = 0
         self._name, self._reduction, self._passes = name, reduction, passes
         self._bundles: list[Bundle] = []
+        self._places: list[tuple[Bundle, int]] = []  # of slots, as hooks number them
         self._paused = False
         self._awaiting: set[int] = set()  # the backward() whose ends we shall hear of, unless they raise
         self._fresh, self.ended = True, False  # fresh: nothing has come in this round
@@ -88,6 +93,8 @@ class GradientReducer:
         self._fleet = Fleet(reduction, compression, sparse_as_dense, has_spare_cores())
         self._round_passes = passes
         self.add(bundles)
+        self._regroup = regroup
+        self._order = None if regroup is None else ReadyOrder(len(self._places))
 
     def add(self, bundles: Sequence[Bundle]) -> None:
         """Take further parameters on. Those that are there already go on."""
@@ -95,7 +102,8 @@ class GradientReducer:
         for bundle in bundles:
             bundle.begin(self._passes)
             for i, slot in enumerate(bundle.slots):
-                GradientHook(self, len(self._bundles), i).attach(slot.parameter)
+                GradientHook(self, len(self._places)).attach(slot.parameter)
+                self._places.append((bundle, i))
             self._bundles.append(bundle)
 
     def parameters(self) -> list[torch.Tensor]:
@@ -181,9 +189,10 @@ class GradientReducer:
 
     # Within backward()
 
-    def before_gradient(self, bundle: int, i: int) -> None:
-        """Autograd is about to add to the gradient of member i."""
-        slot = self._bundles[bundle].slots[i]
+    def before_gradient(self, number: int) -> None:
+        """Autograd is about to add to the gradient of slot `number`."""
+        bundle, i = self._places[number]
+        slot = bundle.slots[i]
         if self._awaiting and torch._C._current_graph_task_id() not in self._awaiting and not _is_nested():
             self._clean_up()
         gradient = slot.parameter.grad
@@ -192,9 +201,9 @@ class GradientReducer:
             self.ended and self._reduction.op is ReduceOp.SUM and slot.changed() and not gradient.any()
         )
 
-    def on_gradient(self, number: int, i: int) -> None:
-        """Autograd has added to the gradient of member i of a bundle. Called by its hook, within backward()."""
-        bundle = self._bundles[number]
+    def on_gradient(self, number: int) -> None:
+        """Autograd has added to the gradient of slot `number`. Called by its hook, within backward()."""
+        bundle, i = self._places[number]
         slot = bundle.slots[i]
         backward = torch._C._current_graph_task_id()
         if self.ended:
@@ -214,6 +223,8 @@ class GradientReducer:
         if slot.left != 0:
             bundle.keep(i)
             return
+        if self._order is not None:
+            self._order.note(number)
         bundle.unready -= 1
         if bundle.unready == 0:
             self._fleet.start(bundle)
@@ -335,6 +346,8 @@ class GradientReducer:
                 if bundle.bucket is not None:
                     bundle.bucket.give()
         self.ended = True
+        if self._order is not None:
+            self._learn(self._order)
         if self._reduction.op is ReduceOp.SUM:
             for slot in self._slots():
                 slot.see()
@@ -345,6 +358,23 @@ class GradientReducer:
             before.rounds + 1, before.reducing + reducing, before.hidden + self._hidden, before.waited + self._waited
         )
         self._waited = 0.0
+
+    def _learn(self, order: ReadyOrder) -> None:
+        """After the first round: let gradients travel together that become ready together."""
+        self._order = None
+        numbered = [bundle.slots[i] for bundle, i in self._places]
+        try:
+            agreed = order.agree(f"{self._name}.order", self._reduction.process_set)
+            if agreed is None or len(agreed) != len(numbered) or self._regroup is None:
+                return
+            bundles = self._regroup([numbered[number] for number in agreed])
+        except Exception as error:
+            self._fleet.note(error)
+            return
+        if bundles is not None:
+            self._bundles = bundles
+            at = {id(slot): (bundle, i) for bundle in bundles for i, slot in enumerate(bundle.slots)}
+            self._places = [at[id(slot)] for slot in numbered]
 
     def _what_went_wrong(self) -> Exception:
         """Return an error that names the ranks. All ranks know that something did, so this may be collective."""

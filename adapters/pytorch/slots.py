@@ -123,11 +123,11 @@ class Bundle:
 class GradientHook:
     """Hears of each gradient of a parameter, before and after it is added to what is there.
 
-    It knows nothing but numbers: what a parameter's hooks hold is never freed if that holds the parameter.
+    It knows nothing but a number: what a parameter's hooks hold is never freed if that holds the parameter.
     """
 
-    def __init__(self, reducer: Any, bundle: int, i: int) -> None:
-        self._find, self._bundle, self._i = weakref.ref(reducer), bundle, i
+    def __init__(self, reducer: Any, number: int) -> None:
+        self._find, self._number = weakref.ref(reducer), number
 
     @property
     def reducer(self) -> Any:
@@ -137,12 +137,12 @@ class GradientHook:
     def before(self, _: torch.Tensor) -> None:
         reducer = self._find()
         if reducer is not None:
-            reducer.before_gradient(self._bundle, self._i)
+            reducer.before_gradient(self._number)
 
     def __call__(self, _: torch.Tensor) -> None:
         reducer = self._find()
         if reducer is not None:
-            reducer.on_gradient(self._bundle, self._i)
+            reducer.on_gradient(self._number)
 
     def attach(self, parameter: torch.Tensor) -> None:
         """Hear of the parameter's gradients, also of one that is frozen now: it may not stay so."""
