@@ -7,6 +7,7 @@ lie in memory that the ranks of a host share, where there is any, and are then r
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -248,18 +249,17 @@ def make_buckets(
     Args:
         pieces: parameters of one dtype each, the same on all ranks.
     """
-    lengths = [-(-sum([p.nbytes for p in piece]) // _ALIGN) * _ALIGN for piece in pieces]
-    total = sum(lengths)
-    home = shared_buffer(total, process_set) if total else None
-    flat = torch.zeros(total, dtype=torch.uint8) if home is None else torch.from_numpy(home.array)
+    lengths = [_nbytes(piece) for piece in pieces]
+    starts = [0, *itertools.accumulate(-(-length // _ALIGN) * _ALIGN for length in lengths)]
+    home = shared_buffer(starts[-1], process_set) if starts[-1] else None
     buckets: list[Bucket] = []
-    start = 0
-    for piece, length in zip(pieces, lengths, strict=True):
-        memory = flat[start : start + sum([p.nbytes for p in piece])].view(piece[0].dtype)
-        if home is None:  # each its own: what is not used any more is freed
-            memory = torch.zeros_like(memory)
+    for piece, start, length in zip(pieces, starts, lengths, strict=False):
+        if home is None:
+            memory = torch.zeros(length, dtype=torch.uint8)
+        else:  # not slices of one tensor: they would share its version, and changes of one be changes of all
+            memory = torch.from_numpy(home.array[start : start + length])
+        memory = memory.view(piece[0].dtype)
         buckets.append(ViewBucket(piece, memory, home) if views else CopyBucket(piece, memory, home, sparse_as_dense))
-        start += length
     return buckets
 
 
