@@ -78,7 +78,7 @@ class Bucket(Protocol):
 
 
 class _Buffer:
-    """Flat memory, and a view into it for each parameter, with the parameter's strides where it is dense."""
+    """Flat memory, and a view into it for each parameter."""
 
     def __init__(self, parameters: Parameters, memory: torch.Tensor, home: SharedBuffer | None) -> None:
         self.parameters, self.memory = parameters, memory
@@ -87,16 +87,18 @@ class _Buffer:
         self.places: list[torch.Tensor] = []
         start = 0
         for p in parameters:
-            strides = torch.empty_like(p, device="meta").stride()
-            self.places.append(memory[start : start + p.numel()].as_strided(p.shape, strides))
+            self.places.append(self._place(memory[start : start + p.numel()], p))
             start += p.numel()
+
+    def _place(self, memory: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        return memory.view(parameter.shape)  # in order, for ranks may differ in the strides of their parameters
 
     def item(self) -> Item:
         return self._item
 
 
 class ViewBucket(_Buffer):
-    """A buffer in which gradients live."""
+    """A buffer in which gradients live, with the strides of their parameters where these are dense."""
 
     views = True
 
@@ -104,6 +106,9 @@ class ViewBucket(_Buffer):
         super().__init__(parameters, memory, home)
         self._kept, self._version = -1, 0
         self._owned = [False] * len(parameters)
+
+    def _place(self, memory: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        return memory.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
 
     def keep(self, i: int) -> None:
         self._adopt([i])

@@ -141,7 +141,10 @@ class _Wrapping:
         self.original, self.settings, self.name_of, self.lists = original, settings, name_of, lists
         self.name = name_for("optimizer", None, settings.process_set)
         self.synchronized, self.skipping = 0, False
-        self.together = settings.views or getattr(settings.compression, "elementwise", False)
+        # SparseAdam wants sparse gradients, also of what took no part.
+        self.sparse = isinstance(original, torch.optim.SparseAdam)
+        copied = getattr(settings.compression, "elementwise", False) and not self.sparse
+        self.together = settings.views or copied
         self.reducer: GradientReducer | None = None
         if settings.process_set.included() and settings.process_set.size() != 1:
             self.reducer = GradientReducer(
@@ -151,10 +154,12 @@ class _Wrapping:
 
     def bundles(self, lists: Sequence[Sequence[torch.Tensor]]) -> list[Bundle]:
         """Return what the reducer needs to know of parameters. Collective."""
-        process_set, sparse = self.settings.process_set, isinstance(self.original, torch.optim.SparseAdam)
+        process_set = self.settings.process_set
         pieces = self._cut(lists)
         slots = {
-            p: Slot(p, _travel_name(self.name_of[p], process_set), sparse) for piece in pieces for p in piece.parameters
+            p: Slot(p, _travel_name(self.name_of[p], process_set), self.sparse)
+            for piece in pieces
+            for p in piece.parameters
         }
         return self._bundles_of(pieces, slots)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
@@ -93,7 +94,8 @@ class GradientReducer:
         self._fleet = Fleet(reduction, compression, sparse_as_dense, has_spare_cores())
         self._round_passes = passes
         self.add(bundles)
-        self._regroup = regroup
+        # Weak: whoever regroups holds this, and both are to be freed at once.
+        self._regroup = None if regroup is None else weakref.WeakMethod(regroup)
         self._order = None if regroup is None else ReadyOrder(len(self._places))
 
     def add(self, bundles: Sequence[Bundle]) -> None:
@@ -209,7 +211,7 @@ class GradientReducer:
         if self.ended:
             self._begin_again(slot)
         self._open()
-        if bundle.started:
+        if bundle.started or (slot.left <= 0 and bundle.single):
             self._refuse(
                 f"{slot.name!r}: backward() again while gradients of {self._passes} backward passes are being reduced, "
                 "before step(). Say backward_passes_per_step=k to accumulate over k of them; add several losses up, or "
@@ -365,9 +367,10 @@ class GradientReducer:
         numbered = [bundle.slots[i] for bundle, i in self._places]
         try:
             agreed = order.agree(f"{self._name}.order", self._reduction.process_set)
-            if agreed is None or len(agreed) != len(numbered) or self._regroup is None:
+            regroup = None if self._regroup is None else self._regroup()
+            if agreed is None or len(agreed) != len(numbered) or regroup is None:
                 return
-            bundles = self._regroup([numbered[number] for number in agreed])
+            bundles = regroup([numbered[number] for number in agreed])
         except Exception as error:
             self._fleet.note(error)
             return

@@ -79,6 +79,11 @@ class Bundle:
             unready += wanted
         self.unready = unready
 
+    @property
+    def single(self) -> bool:
+        """Whether each gradient counts as under way once it is ready: only we made it wait for others."""
+        return self.loose or (self.bucket is not None and not self.bucket.views)
+
     def wanted(self) -> bool:
         """Return whether any of it takes part in this round."""
         return any(slot.wanted for slot in self.slots)
