@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ def main() -> None:
     arguments = parse_arguments()
     if problem := missing():
         sys.exit(f"validate_scale.py: no hosts here: {problem}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that the hosts are taken down
     results = []
     with Hosts(max(arguments.hosts)) as hosts, tempfile.TemporaryDirectory() as folder:
         hosts.shape(arguments.rate)
