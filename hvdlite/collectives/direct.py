@@ -131,20 +131,24 @@ class Direct:
         peers, me, size, n = self._peers, self._comm.rank, self._comm.size, len(sources)
         assert peers is not None
         itemsize = sources[0].itemsize
-        self._tables[me][:n] = [address_of(source) for source in sources]
-        self._tables[me][n : 2 * n] = [address_of(target) for target in targets]
+        table = self._tables[me]
+        table[:n] = [address_of(source) for source in sources]
+        if any(source is not target for source, target in zip(sources, targets, strict=True)):
+            table[n : 2 * n] = [address_of(target) for target in targets]
+        else:
+            table[n : 2 * n] = table[:n]
         layout = self._layout_of(tuple([source.size for source in sources]), itemsize)
         self._enter()
         rows = [(layout.rows(table[:n]), layout.rows(table[n : 2 * n])) for table in self._tables]
         for piece in layout.pieces:
-            cut = slice(piece.first, piece.end)
+            cut, nbytes = slice(piece.first, piece.end), piece.length * itemsize
             values: list[Array] = [sources[0]] * size
             for other in self._others:
                 values[other], address = self._room(other, sources[0].dtype, piece.length)
-                peers.gather(other, rows[other][0][cut], address)
+                peers.gather(other, rows[other][0][cut], address, nbytes)
             mine = self._fold(piece, values, sources, targets, how)
             for other in self._others:
-                peers.scatter(other, rows[other][1][cut], rows[me][1][cut] if mine is None else mine)
+                peers.scatter(other, rows[other][1][cut], rows[me][1][cut] if mine is None else mine, nbytes)
         self._leave()
 
     def _fold(

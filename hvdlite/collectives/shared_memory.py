@@ -7,6 +7,9 @@ ahead of another. Allreduce of large messages by more than two ranks has a step 
 rank reduces its *slice* of everybody's values, and what is drained are the reduced slices. Short
 messages and two ranks just *exchange* everything.
 
+Where the kernel lets ranks copy between each other's tensors, allreduce of more than some bytes goes another way
+(`collectives/direct.py`), and so does what lies in memory of all ranks anyway.
+
                           waits per round   bytes copied + bytes reduced per rank     P = ranks
     allreduce, exchange   1                 S + P S                                   S = buffer bytes
     allreduce, slices     2 (hidden)        2 S + S
@@ -69,7 +72,7 @@ class SharedMemoryBackend(Backend):
         piece_bytes: bytes of each rank in shared memory per round. Small enough that three fit into
             the cache, large enough that a round outlasts its waits.
         peers: the memory of the other ranks, where it may be touched.
-        direct_bytes: from this size allreduce goes through `peers`.
+        direct_bytes: from this size allreduce of two ranks goes through `peers`; of P ranks, from (P - 1)**2 times it.
     """
 
     name = "shared_memory"
@@ -91,7 +94,7 @@ class SharedMemoryBackend(Backend):
         self._scratch = Scratch()
         self._adasum = Adasum(comm, kernels)
         self._direct = Direct(comm, kernels, segment, peers, self._piece_bytes)
-        self._direct_bytes = math.inf if peers is None else direct_bytes
+        self._direct_bytes = math.inf if peers is None else direct_bytes * (comm.size - 1) ** 2
 
     def allreduce(
         self,

@@ -53,16 +53,14 @@ class PeerMemory:
         """Copy `nbytes` bytes from address `mine` to address `theirs` of `rank`."""
         self._copy(self._writev, rank, theirs, mine, nbytes)
 
-    def gather(self, rank: int, theirs: Rows, mine: int) -> None:
-        """Copy the pieces `theirs` of `rank`, one after the other, to address `mine`. At most 1024 pieces."""
-        nbytes = int(theirs[:, 1].sum())
+    def gather(self, rank: int, theirs: Rows, mine: int, nbytes: int) -> None:
+        """Copy the pieces `theirs` of `rank`, `nbytes` bytes in all, to address `mine`. At most 1024 pieces."""
         self._here[0] = mine, nbytes
         copied = self._readv(self._pids[rank], self._at_here, 1, address_of(theirs), len(theirs), 0)
         self._check(copied, nbytes, rank)
 
-    def scatter(self, rank: int, theirs: Rows, mine: Rows) -> None:
-        """Copy the pieces `mine`, taken together, into the pieces `theirs` of `rank`. At most 1024 pieces each."""
-        nbytes = int(theirs[:, 1].sum())
+    def scatter(self, rank: int, theirs: Rows, mine: Rows, nbytes: int) -> None:
+        """Copy the pieces `mine` to the pieces `theirs` of `rank`, of `nbytes` bytes each in all; at most 1024 each."""
         copied = self._writev(self._pids[rank], address_of(mine), len(mine), address_of(theirs), len(theirs), 0)
         self._check(copied, nbytes, rank)
 

@@ -359,8 +359,8 @@ def test_fusion_layout_does_not_change_bits_in_shared_memory(size: int, dtype: n
 
     def body(comm: Communicator) -> None:
         bits = set()
-        for nbytes in (SMALL, 3 * SMALL + 64):
-            with backend("shared_memory", comm, nbytes) as b:
+        for way, nbytes in (("shared_memory", SMALL), ("shared_memory", 3 * SMALL + 64), ("direct", SMALL)):
+            with backend(way, comm, nbytes) as b:
                 for layout in layouts:
                     (whole,) = values(comm.rank, [9999], dtype)
                     ends = np.cumsum(layout)

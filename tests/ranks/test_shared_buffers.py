@@ -10,6 +10,7 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite import lowlevel
+from hvdlite.comm.loopback import LoopbackCommunicator
 from hvdlite.dtypes import SUPPORTED
 
 SIZES = [2, 3, 4, 7]
@@ -181,3 +182,16 @@ def test_an_array_elsewhere_has_no_home(on_ranks):
         return True
 
     assert on_ranks(2, body) == [True, True]
+
+
+def test_no_room_is_none_on_all_ranks_and_said_once(on_ranks, monkeypatch, capfd):
+    monkeypatch.setattr(LoopbackCommunicator, "shared_blocks", lambda self, nbytes: None)
+
+    def body(rank):
+        made = [lowlevel.shared_buffer(10, hvd.global_process_set) for _ in range(3)]
+        array = np.full(3, rank + 1, np.float32)
+        allreduce([array], made[0])
+        return made, array.tolist()
+
+    assert on_ranks(2, body) == [([None] * 3, [3, 3, 3])] * 2
+    assert capfd.readouterr().err.count("no room in") == 1

@@ -89,6 +89,26 @@ def test_no_room_on_one_rank_means_no_segment_for_anyone(comm, monkeypatch):
     segment.close()
 
 
+def test_blocks_of_shared_memory_are_seen_by_all(comm):
+    blocks = comm.shared_blocks(5000)
+    assert [block.nbytes for block in blocks] == [5000] * comm.size and blocks[0].ctypes.data % 4096 == 0
+    blocks[comm.rank][:] = comm.rank + 1
+    comm.barrier()
+    assert [set(block.tolist()) for block in blocks] == [{rank + 1} for rank in range(comm.size)]
+    comm.barrier()
+
+
+def test_ranks_read_each_others_memory(comm):
+    peers = comm.peer_memory()
+    assert peers is not None, "process_vm_readv is refused here"
+    mine, found = np.full(10_000, comm.rank + 1.0), np.zeros(10_000)
+    places = [int(text) for text in comm.allgather_bytes(str(mine.ctypes.data).encode())]
+    for rank, place in enumerate(places):
+        peers.read(rank, place, found.ctypes.data, found.nbytes)
+        assert set(found.tolist()) == {rank + 1.0}
+    comm.barrier()
+
+
 def test_an_error_of_mpi_names_what_failed(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     assert comm.size > 1  # Open MPI does not notice it in a message to oneself
