@@ -39,10 +39,12 @@ class Bucket(Protocol):
 
     Attributes:
         memory: flat.
+        places: views into it, one for each parameter.
         views: the gradients live in it.
     """
 
     memory: torch.Tensor
+    places: list[torch.Tensor]
     views: bool
 
     def item(self) -> Item:

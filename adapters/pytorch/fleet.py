@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from hvdlite import InvalidRequestError
 from hvdlite.lowlevel import Kind, refusing, start
 
 from .buckets import SparseInBucket
 from .compression import Compressor
+from .exchange import Exchanges
 from .ops import Reduction, start_allgather
 from .pulse import Pulse
-from .slots import Bundle, Slot
+from .slots import Bundle, Slot, refuse_sparse
 from .sparse import start_sparse_allreduce
 from .trips import (
     CHANGED,
@@ -52,13 +52,14 @@ class Fleet:
         self.overlaps = overlaps
         self._reduction, self._compression, self._sparse_as_dense = reduction, compression, sparse_as_dense
         self._trips: list[Trip] = []
+        self._exchanges = Exchanges(sparse_as_dense, self.note)
         self._batch: list[_Batched] = []
         self._batch_bytes = 0
         self._spare: list[tuple[Slot, torch.Tensor]] = []  # what frozen members of groups are on other ranks
 
     @property
     def under_way(self) -> bool:
-        return bool(self._trips or self._batch)
+        return bool(self._trips or self._batch or self._exchanges)
 
     def note(self, error: Exception) -> None:
         """Keep an error for the end, if it is the first."""
@@ -67,10 +68,14 @@ class Fleet:
     def begin(self) -> None:
         """Nothing is under way."""
         self._trips, self._batch, self._batch_bytes, self._spare = [], [], 0, []
+        self._exchanges.begin()
 
     def start(self, bundle: Bundle) -> None:
         """Let the gradients of a bundle go: a group by itself, a single one or a buffer with its neighbours."""
         bundle.started = True
+        if bundle.exchange is not None:
+            self._depart(bundle)
+            return
         names = [bundle.name] if bundle.bucket is not None else [slot.name for slot in bundle.slots]
         try:
             with refusing(Kind.ALLREDUCE, names, self._reduction.process_set):
@@ -86,6 +91,18 @@ class Fleet:
         if self._batch_bytes >= BATCH_BYTES and self.overlaps:
             self.flush()
 
+    def _depart(self, bundle: Bundle) -> None:
+        """Let a batch that has an exchange go, and those that are sparse in it beside it."""
+        for slot in self._exchanges.depart(bundle, self._spare):
+            self._go_alone(slot)
+
+    def _go_alone(self, slot: Slot) -> None:
+        try:
+            with refusing(Kind.ALLREDUCE, [slot.name], self._reduction.process_set):
+                self._batch += self._dense_trips(slot)
+        except Exception as error:
+            self.note(error)
+
     def send(self, pulse: Pulse, alert: bool) -> None:
         """Let a pulse go, with all that waits for neighbours.
 
@@ -99,7 +116,7 @@ class Fleet:
         if bundle.bucket is None:
             return [trip for slot in bundle.slots for trip in self._dense_trips(slot)]
         if bundle.bucket.views and not self._sparse_as_dense:
-            _refuse_sparse(bundle.slots)
+            refuse_sparse(bundle.slots)
         try:
             bundle.bucket.fill([slot.wanted for slot in bundle.slots])
         except SparseInBucket:
@@ -172,16 +189,19 @@ class Fleet:
 
     def land(self) -> None:
         """Wait for everything under way, and put it in place."""
+        for slot in self._exchanges.land():
+            self._go_alone(slot)
+        self.flush()
         found = self._land_trips()
         for bundle in found:
             if isinstance(bundle, Bundle):
                 self._part(bundle)
         self.flush()
-        for slot in [who for who in found if isinstance(who, Slot)] + self._land_trips():
-            assert isinstance(slot, Slot)
-            slot.sparse = True
+        for who in [one for one in found if isinstance(one, Slot)] + self._land_trips():
+            assert isinstance(who, Slot)
+            who.sparse = True
             try:
-                self._start_sparse(slot)
+                self._start_sparse(who)
             except Exception as error:
                 self.note(error)
         self._land_trips()
@@ -192,11 +212,7 @@ class Fleet:
             self.note(OrderError(f"{bundle.name!r}: {CHANGED}"))
         bundle.dissolve()
         for slot in bundle.slots:
-            try:
-                with refusing(Kind.ALLREDUCE, [slot.name], self._reduction.process_set):
-                    self._batch += self._dense_trips(slot)
-            except Exception as error:
-                self.note(error)
+            self._go_alone(slot)
 
     def give_to_frozen(self) -> None:
         """Let frozen members of groups have what other ranks trained."""
@@ -215,12 +231,3 @@ class Fleet:
             except Exception as error:
                 self.note(error)
         return sparse
-
-
-def _refuse_sparse(slots: Sequence[Slot]) -> None:
-    for slot in slots:
-        if slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
-            raise InvalidRequestError(
-                f"{slot.name!r}: a sparse gradient cannot be a view into a buffer: "
-                "pass sparse_as_dense=True, or gradient_as_bucket_view=False."
-            )

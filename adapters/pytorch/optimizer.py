@@ -16,7 +16,15 @@ from hvdlite.lowlevel import Kind, ReduceOp, fusion_threshold, name_for, refusin
 from .adasum_optimizer import make_adasum_optimizer
 from .autograd import allreduce
 from .buckets import Piece, cut_into_pieces, make_buckets
-from .compression import Compression, Compressor, check_compressor
+from .compression import (
+    CommHook,
+    Compression,
+    Compressor,
+    NoneCompressor,
+    describe_compression,
+    resolve_compression,
+)
+from .exchange import Exchange, cut_into_batches
 from .naming import Groups, bundle_parameters, check_passes, name_parameters, resolve_groups
 from .ops import Reduction
 from .reducer import GradientReducer, Overlap
@@ -34,7 +42,7 @@ _STEP_AFTER_SYNCHRONIZE = (
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Any = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | CommHook | type[CommHook] = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -53,7 +61,7 @@ def DistributedOptimizer(
 
     Args:
         named_parameters: `model.named_parameters()`. Without, gradients are matched by position.
-        compression: what gradients are turned into to travel. Sparse gradients travel as they are.
+        compression: what gradients are turned into to travel. Sparse and complex ones travel as they are.
         backward_passes_per_step: gradients of so many backward passes are added up before they are reduced.
         op: Average, Sum or Adasum. Adasum combines not gradients, but what a step of `optimizer` changes.
         gradient_predivide_factor: divides gradients before they are added up, and multiplies the sum. Average only.
@@ -76,8 +84,8 @@ def DistributedOptimizer(
     together = process_set.included() and process_set.size() != 1
     with refusing(Kind.ALLGATHER, [asked], process_set) if together else nullcontext():
         settings = _Settings(
-            resolve_op(op, None), gradient_predivide_factor, compression, backward_passes_per_step, process_set,
-            sparse_as_dense, gradient_as_bucket_view,
+            resolve_op(op, None), gradient_predivide_factor, resolve_compression(compression), backward_passes_per_step,
+            process_set, sparse_as_dense, gradient_as_bucket_view,
         )  # fmt: skip
         _check(optimizer, settings)
         name_of = name_parameters(optimizer.param_groups, named_parameters)
@@ -89,7 +97,8 @@ def DistributedOptimizer(
     if together:
         check_signature(signature, asked, process_set)
     if settings.op is ReduceOp.ADASUM:
-        return make_adasum_optimizer(optimizer, name_of, compression, backward_passes_per_step, process_set)
+        assert not isinstance(settings.compression, CommHook)  # checked
+        return make_adasum_optimizer(optimizer, name_of, settings.compression, backward_passes_per_step, process_set)
     return _distributed(optimizer, settings, name_of, lists)
 
 
@@ -98,7 +107,7 @@ class _Settings(NamedTuple):
 
     op: ReduceOp
     predivide: float
-    compression: type[Compressor]
+    compression: type[Compressor] | CommHook
     passes: int
     process_set: ProcessSet
     sparse_as_dense: bool
@@ -109,7 +118,7 @@ class _Settings(NamedTuple):
         return {
             "op": self.op.name.title(),
             "gradient_predivide_factor": str(self.predivide),
-            "compression": getattr(self.compression, "__name__", str(self.compression)),
+            "compression": describe_compression(self.compression),
             "backward_passes_per_step": str(self.passes),
             "sparse_as_dense": str(self.sparse_as_dense),
             "gradient_as_bucket_view": str(self.views),
@@ -126,6 +135,7 @@ class _Wrapping:
         original: the optimizer that was wrapped.
         lists: parameters that are reduced together.
         together: small gradients may travel in one buffer.
+        exchanges: those of a compression that is a hook.
         reducer: None where there is nothing to reduce with.
         synchronized: the round in which synchronize() was called, counted from the last step; 0 if it was not.
         skipping: within skip_synchronize().
@@ -145,11 +155,15 @@ class _Wrapping:
         self.sparse = isinstance(original, torch.optim.SparseAdam)
         copied = getattr(settings.compression, "elementwise", False) and not self.sparse
         self.together = settings.views or copied
+        self.exchanges: list[Exchange] = []
         self.reducer: GradientReducer | None = None
         if settings.process_set.included() and settings.process_set.size() != 1:
+            # The batches of a hook stay what they are: what it holds back belongs to them.
+            hooked = isinstance(settings.compression, CommHook)
+            one_by_one = NoneCompressor if isinstance(settings.compression, CommHook) else settings.compression
             self.reducer = GradientReducer(
-                self.name, self.bundles(lists), settings.reduction(), settings.compression, settings.passes,
-                settings.sparse_as_dense, self.regroup if self.together else None,
+                self.name, self.bundles(lists), settings.reduction(), one_by_one, settings.passes,
+                settings.sparse_as_dense, self.regroup if self.together and not hooked else None,
             )  # fmt: skip
 
     def bundles(self, lists: Sequence[Sequence[torch.Tensor]]) -> list[Bundle]:
@@ -186,7 +200,8 @@ class _Wrapping:
     def _cut(self, lists: Sequence[Sequence[torch.Tensor]]) -> list[Piece]:
         if self.together:
             return cut_into_pieces(lists, self.settings.views, fusion_threshold())
-        return [Piece(list(one), True, False) for one in lists]
+        hooked = isinstance(self.settings.compression, CommHook)
+        return [Piece(list(one), True, False) for one in (cut_into_batches(lists) if hooked else lists)]
 
     def _bundles_of(self, pieces: Sequence[Piece], slots: Mapping[torch.Tensor, Slot]) -> list[Bundle]:
         settings = self.settings
@@ -196,9 +211,20 @@ class _Wrapping:
                 settings.process_set,
             )
         )  # fmt: skip
-        return [
-            Bundle([slots[p] for p in piece.parameters], next(buckets) if piece.bucketed else None) for piece in pieces
-        ]
+        bundles = []
+        for piece in pieces:
+            members = [slots[p] for p in piece.parameters]
+            bundles.append(Bundle(members, next(buckets) if piece.bucketed else None, self._exchange(members)))
+        return bundles
+
+    def _exchange(self, slots: Sequence[Slot]) -> Exchange | None:
+        """Return how these are reduced, if not by an allreduce."""
+        hook, first = self.settings.compression, slots[0]
+        if not isinstance(hook, CommHook) or not first.parameter.is_floating_point():
+            return None
+        exchange = Exchange(f"{first.name}+{len(slots) - 1}", hook, self.settings.reduction())
+        self.exchanges.append(exchange)
+        return exchange
 
 
 def _distributed(
@@ -320,6 +346,8 @@ class _Distributed(Wrapped):
         """Load, after gradients in flight have arrived (collective then)."""
         if self._wrapping.reducer is not None:
             self._wrapping.reducer.forget()
+        for exchange in self._wrapping.exchanges:
+            exchange.reset()
         self._wrapping.synchronized = 0
         super().load_state_dict(state_dict)
 
@@ -340,7 +368,11 @@ class _Distributed(Wrapped):
     def _like_this(self, optimizer: torch.optim.Optimizer, twins: dict[torch.Tensor, torch.Tensor]) -> Any:
         wrapping = self._wrapping
         name_of = {twins[p]: name for p, name in wrapping.name_of.items()}
-        return _distributed(optimizer, wrapping.settings, name_of, [[twins[p] for p in one] for one in wrapping.lists])
+        lists = [[twins[p] for p in one] for one in wrapping.lists]
+        twin = _distributed(optimizer, wrapping.settings, name_of, lists)
+        for mine, theirs in zip(wrapping.exchanges, twin._wrapping.exchanges, strict=False):
+            theirs.take_over(mine)
+        return twin
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         wrapping, reducer = self._wrapping, self._wrapping.reducer
@@ -418,10 +450,14 @@ def _check(optimizer: Any, settings: _Settings) -> None:
         raise InvalidRequestError(
             f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}. Wrap the optimizer, not the model."
         )
-    check_compressor(settings.compression)
     op = settings.op.name.title()
     if settings.op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
         raise InvalidRequestError(f"op={op}: expected Average, Sum or Adasum.")
+    if settings.op is ReduceOp.ADASUM and isinstance(settings.compression, CommHook):
+        raise InvalidRequestError(
+            f"compression={settings.compression!r} with op=Adasum: it needs op=Average or Sum. For Adasum take "
+            "hvd.Compression.fp16 or bf16."
+        )
     if not 0 < settings.predivide < float("inf"):
         raise InvalidRequestError(f"gradient_predivide_factor={settings.predivide!r}: expected a number above 0.")
     if settings.predivide != 1.0 and settings.op is not ReduceOp.AVERAGE:

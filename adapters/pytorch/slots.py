@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvdlite import InvalidRequestError
 
 from .buckets import Bucket
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
 
 
 class Slot:
@@ -56,16 +59,17 @@ class Bundle:
 
     Attributes:
         bucket: the buffer in which they travel.
+        exchange: how they are reduced, if not by an allreduce.
         loose: they only happen to start together, each as if it were alone.
         started: they are under way in this round.
         unready: how many are still waited for.
         nbytes: of all gradients.
     """
 
-    __slots__ = ("bucket", "loose", "name", "nbytes", "slots", "started", "unready")
+    __slots__ = ("bucket", "exchange", "loose", "name", "nbytes", "slots", "started", "unready")
 
-    def __init__(self, slots: Sequence[Slot], bucket: Bucket | None = None) -> None:
-        self.slots, self.bucket, self.loose = slots, bucket, False
+    def __init__(self, slots: Sequence[Slot], bucket: Bucket | None = None, exchange: Exchange | None = None) -> None:
+        self.slots, self.bucket, self.exchange, self.loose = slots, bucket, exchange, False
         self.name = slots[0].name if bucket is None else f"{slots[0].name}+{len(slots) - 1}"
         self.nbytes = sum([slot.parameter.nbytes for slot in slots])
         self.started, self.unready = False, 0
@@ -185,6 +189,16 @@ def detach_older(parameters: Sequence[torch.Tensor], may_share: Callable[[Any], 
                         "would be reduced twice. Two may share parameters only with op=Average, over one process set, "
                         "and without gradient_as_bucket_view."
                     )
+
+
+def refuse_sparse(slots: Sequence[Slot]) -> None:
+    """Raise if a gradient cannot be a view into a buffer."""
+    for slot in slots:
+        if slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
+            raise InvalidRequestError(
+                f"{slot.name!r}: a sparse gradient cannot be a view into a buffer: "
+                "pass sparse_as_dense=True, or gradient_as_bucket_view=False."
+            )
 
 
 def _ours(hook: Any) -> GradientHook | None:

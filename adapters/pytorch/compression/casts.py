@@ -1,12 +1,10 @@
-"""Smaller numbers on the wire, chosen by `compression=`."""
+"""Compressors that look at one tensor at a time: what travels is reduced as it is, and restored afterwards."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-
-from hvdlite import InvalidRequestError
 
 
 class Compressor:
@@ -70,17 +68,3 @@ class BF16Compressor(_Cast):
     """Sends bfloat16: float32's range, but 8 significant bits."""
 
     dtype = torch.bfloat16
-
-
-class Compression:
-    """The compressors that come with hvdlite."""
-
-    none = NoneCompressor
-    fp16 = FP16Compressor
-    bf16 = BF16Compressor
-
-
-def check_compressor(compression: object) -> None:
-    """Raise `InvalidRequestError` if this is not what `compression=` may be."""
-    if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
-        raise InvalidRequestError(f"compression={compression!r}: expected a Compressor, such as hvd.Compression.none.")
