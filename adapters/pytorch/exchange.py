@@ -100,7 +100,8 @@ class Exchange:
         n = sum(len(one) for one in flat)
         work = self._work
         torch.cat(flat, out=work[:n])
-        work += self._held  # beyond the gradients, both are 0 unless the hook has left something there
+        work[n:] = 0.0
+        work += self._held
         return self._hook.reduce(work, self._memory, wire)
 
     def end(self, reduced: torch.Tensor, memory: Any, pieces: Sequence[_Piece]) -> None:
