@@ -135,6 +135,7 @@ class _Wrapping:
         original: the optimizer that was wrapped.
         lists: parameters that are reduced together.
         together: small gradients may travel in one buffer.
+        hooked: the compression is a hook.
         exchanges: those of a compression that is a hook.
         reducer: None where there is nothing to reduce with.
         synchronized: the round in which synchronize() was called, counted from the last step; 0 if it was not.
@@ -153,17 +154,17 @@ class _Wrapping:
         self.synchronized, self.skipping = 0, False
         # SparseAdam wants sparse gradients, also of what took no part.
         self.sparse = isinstance(original, torch.optim.SparseAdam)
-        copied = getattr(settings.compression, "elementwise", False) and not self.sparse
+        # The batches of a hook stay what they are: what it holds back belongs to them.
+        self.hooked = isinstance(settings.compression, CommHook)
+        copied = getattr(settings.compression, "elementwise", False) and not self.sparse and not self.hooked
         self.together = settings.views or copied
         self.exchanges: list[Exchange] = []
         self.reducer: GradientReducer | None = None
         if settings.process_set.included() and settings.process_set.size() != 1:
-            # The batches of a hook stay what they are: what it holds back belongs to them.
-            hooked = isinstance(settings.compression, CommHook)
             one_by_one = NoneCompressor if isinstance(settings.compression, CommHook) else settings.compression
             self.reducer = GradientReducer(
                 self.name, self.bundles(lists), settings.reduction(), one_by_one, settings.passes,
-                settings.sparse_as_dense, self.regroup if self.together and not hooked else None,
+                settings.sparse_as_dense, self.regroup if self.together and not self.hooked else None,
             )  # fmt: skip
 
     def bundles(self, lists: Sequence[Sequence[torch.Tensor]]) -> list[Bundle]:
@@ -200,8 +201,7 @@ class _Wrapping:
     def _cut(self, lists: Sequence[Sequence[torch.Tensor]]) -> list[Piece]:
         if self.together:
             return cut_into_pieces(lists, self.settings.views, fusion_threshold())
-        hooked = isinstance(self.settings.compression, CommHook)
-        return [Piece(list(one), True, False) for one in (cut_into_batches(lists) if hooked else lists)]
+        return [Piece(list(one), True, False) for one in (cut_into_batches(lists) if self.hooked else lists)]
 
     def _bundles_of(self, pieces: Sequence[Piece], slots: Mapping[torch.Tensor, Slot]) -> list[Bundle]:
         settings = self.settings

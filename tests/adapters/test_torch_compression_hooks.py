@@ -172,6 +172,25 @@ def test_only_members_of_a_process_set_exchange(ranks, hook):
     check_all_has_come([results[1]], [gradient(shape, 1, 0, i) for i, shape in enumerate(SHAPES)])
 
 
+@pytest.mark.parametrize("views", [False, True], ids=["", "views"])
+def test_batches_stay_what_they_are_in_whatever_order_gradients_come(ranks, views):
+    def body(rank):
+        ps = parameters([(120_000,)] * 6)  # more than the buffer of the first parameters takes
+        optimizer = wrapped(ps, hvd.Compression.int8, gradient_as_bucket_view=views)
+        before = [[slot.parameter for slot in bundle.slots] for bundle in optimizer._wrapping.reducer._bundles]
+        for _ in range(3):
+            optimizer.zero_grad()
+            sum(p.sum() for p in reversed(ps)).backward()  # so that those of the first come first
+            optimizer.step()
+        bundles = optimizer._wrapping.reducer._bundles
+        assert len(bundles) > 1
+        assert [bundle.exchange for bundle in bundles] == optimizer._wrapping.exchanges
+        for bundle, members in zip(bundles, before, strict=True):
+            assert all(slot.parameter is p for slot, p in zip(bundle.slots, members, strict=True))
+
+    ranks(2, body)
+
+
 # Gradients that are missing, sparse, or not finite
 
 
