@@ -3,7 +3,10 @@
 Importing mpi4py starts MPI (with threads, to be finalised at exit) unless the program started it before; then
 it stays the program's. Control messages travel on one private communicator of the group, data on another. A
 rank of the same host is woken by its doorbell, so that nobody polls; ranks of other hosts cannot ring,
-and are polled with growing pauses.
+and are polled, with pauses that grow in proportion to the wait.
+
+Transfers between hosts take far longer than a switch of processes, so waiting for one does not spin as MPI's own
+waiting does: that takes a core from whoever computes, and from the kernel's side of the network.
 
 Hosts are told apart by name: that is what containers and batch systems give to each machine. (A boot id
 would join namespaces that share no memory.)
@@ -42,8 +45,10 @@ _MORE, _LAST = 1, 2  # tags of control messages: a piece, and the last piece
 _DATA = 3
 _NUMBER_BYTES = 8  # of a message's number, before one that found no room in the mailbox
 _SMALL = 2048  # bytes; below every MPI's eager limit, so that receiving such a message waits for nobody
-_TESTS = 200  # of a transfer before the first sleep, when cores are scarce: about 50 us
+_TESTS = 200  # for a message that is expected, before the first sleep: about 50 us
+_TRANSFER_TESTS = 50  # of a transfer before the first nap
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 20e-3  # seconds
+_NAP_SHARE = 1 / 16  # of the wait so far that a nap may last: what came is noticed that much too late at most
 _EAGER_NAP = 1e-3  # seconds; the longest while a message is expected
 _SAFETY_NAP = 0.25  # seconds; the longest where everyone can ring: bounds what a late message after its ring costs
 
@@ -179,6 +184,7 @@ class MpiCommunicator(Communicator):
         self._bells = open_doorbells(local, self.rank, self.allgather_bytes, [place.segment_directory], place.spin)
         self._bell_of = {rank: number for number, rank in enumerate(local)}
         self._all_can_ring = self.topology.n_hosts == 1
+        self._naps = place.scarce or not self._all_can_ring
         self._outbox: deque[MPI.Request] = deque()
         self._arriving: deque[_Arriving] = deque()
         self._pieces: dict[int, list[bytearray]] = {}
@@ -289,7 +295,7 @@ class MpiCommunicator(Communicator):
         return bool(self._outbox)
 
     def wait(self, timeout: float, eager: bool = False) -> None:
-        deadline, nap = time.monotonic() + timeout, _SHORTEST_NAP
+        started, nap = time.monotonic(), _SHORTEST_NAP
         with as_communication_error("waiting for control messages"):
             while not self._bells.wait(0.0):
                 all_rings = self._all_can_ring and not self._drive() and not self._arriving
@@ -297,17 +303,19 @@ class MpiCommunicator(Communicator):
                     return
                 if self._arriving and any(self._arriving[0].request.Test() for _ in range(_TESTS)):
                     return  # its sender has heard of it by now, and is moving it
-                left = deadline - time.monotonic()
+                waited = time.monotonic() - started
+                left = timeout - waited
                 if left <= 0:
                     return
                 if all_rings:
-                    nap, longest = max(nap, _EAGER_NAP), _SAFETY_NAP
+                    nap = min(max(2 * nap, _EAGER_NAP), _SAFETY_NAP)
+                elif eager:
+                    nap = min(max(waited * _NAP_SHARE, _SHORTEST_NAP), _EAGER_NAP)
                 else:
-                    longest = _EAGER_NAP if eager else _LONGEST_NAP
-                nap = min(nap, longest)
-                if self._bells.wait(min(left, nap), eager) or self._arriving or self._glance(2):
+                    nap = min(2 * nap, _LONGEST_NAP)
+                spin = eager and len(self._bell_of) > 1  # nobody rings a rank that is alone on its host
+                if self._bells.wait(min(left, nap), spin) or self._arriving or self._glance(2):
                     return
-                nap *= 2
 
     def _glance(self, times: int) -> bool:
         """True if a control message is here. Look twice at least: Open MPI looks first and fetches afterwards."""
@@ -320,12 +328,12 @@ class MpiCommunicator(Communicator):
     def isend(self, array: NDArray[Any], dest: int) -> MpiTransfer:
         with as_communication_error("sending to rank", dest):
             parts = [self._data.Isend(part, dest, _DATA) for part in self._parts(array)]
-        return MpiTransfer(parts, self._place.scarce, "sending to rank", dest)
+        return MpiTransfer(parts, self._naps, "sending to rank", dest)
 
     def irecv(self, array: NDArray[Any], source: int) -> MpiTransfer:
         with as_communication_error("receiving from rank", source):
             parts = [self._data.Irecv(part, source, _DATA) for part in self._parts(array)]
-        return MpiTransfer(parts, self._place.scarce, "receiving from rank", source)
+        return MpiTransfer(parts, self._naps, "receiving from rank", source)
 
     def _parts(self, array: NDArray[Any]) -> list[Any]:
         """Return what MPI takes for the bytes of `array`: it must not know bfloat16, nor counts beyond an int."""
@@ -341,7 +349,7 @@ class MpiCommunicator(Communicator):
 
     def barrier(self) -> None:
         with as_communication_error("a barrier"):
-            _finish(self._control.Ibarrier(), self._place.scarce)
+            _finish(self._control.Ibarrier(), self._naps)
 
     def exit_barrier(self, timeout: float = math.inf) -> bool:
         deadline, nap = time.monotonic() + timeout, _EAGER_NAP
@@ -404,31 +412,35 @@ class _Arriving:
 
 
 class MpiTransfer:
-    """A data transfer, in one or more messages."""
+    """A data transfer, in one or more messages.
 
-    __slots__ = ("_requests", "_scarce", "_what")
+    Args:
+        naps: wait as `_finish` does.
+    """
 
-    def __init__(self, requests: list[MPI.Request], scarce: bool, *what: Any) -> None:
-        self._requests, self._scarce, self._what = requests, scarce, what
+    __slots__ = ("_naps", "_requests", "_what")
+
+    def __init__(self, requests: list[MPI.Request], naps: bool, *what: Any) -> None:
+        self._requests, self._naps, self._what = requests, naps, what
 
     def wait(self) -> None:
         with as_communication_error(*self._what):
             for request in self._requests:
-                _finish(request, self._scarce)
+                _finish(request, self._naps)
 
 
-def _finish(request: MPI.Request, scarce: bool) -> None:
-    """Wait for `request`. MPI's own waiting spins, so where ranks outnumber cores only its beginning does."""
-    if not scarce:
+def _finish(request: MPI.Request, naps: bool) -> None:
+    """Wait for `request`: `naps` in proportion to the wait instead of spinning as MPI does."""
+    if not naps:
         request.Wait()
         return
-    for _ in range(_TESTS):
+    for _ in range(_TRANSFER_TESTS):
         if request.Test():
             return
-    nap = _SHORTEST_NAP
+    started = time.monotonic()
     while not request.Test():
-        time.sleep(nap)
-        nap = min(2 * nap, _EAGER_NAP)
+        waited = time.monotonic() - started
+        time.sleep(min(max(waited * _NAP_SHARE, _SHORTEST_NAP), _EAGER_NAP))
 
 
 def _allgather_bytes(comm: MPI.Intracomm, mine: bytes) -> list[bytes]:
