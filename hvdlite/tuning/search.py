@@ -20,7 +20,7 @@ Grid = Mapping[str, Sequence[int]]
 KIB, MIB = 2**10, 2**20
 FUSION_THRESHOLDS = (256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 PIECES = (256 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB)
-RING_CHUNKS = (128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB)
+RING_CHUNKS = (60 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB)
 SMALL_MESSAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB)
 
 _CLEARLY = 0.02  # the best must be faster than the default by this share

@@ -140,7 +140,7 @@ def test_all_misspelt_names_are_told_at_once():
         ("HVDLITE_SPIN", "-0.1", "number of seconds"),
         ("HVDLITE_SHARED_MEMORY", "maybe", "0 or 1"),
         ("HOROVOD_STALL_CHECK_DISABLE", "maybe", "0 or 1"),
-        ("HVDLITE_BACKEND", "rng", "one of auto, shared_memory, ring"),
+        ("HVDLITE_BACKEND", "rng", "one of auto, shared_memory, hierarchical"),
         ("HOROVOD_LOG_LEVEL", "loud", "one of trace, debug"),
         ("HVDLITE_AUTOTUNE_STEPS_PER_SAMPLE", "0", "whole number, 1 or more"),
         ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "1.1", "number from 0 to 1"),
@@ -181,7 +181,7 @@ def test_ranks_that_differ_are_told_settings_ranks_and_values():
 def test_a_setting_that_one_rank_does_not_know_differs():
     other = Config().fingerprint()
     del other["ring_chunk"]
-    with pytest.raises(ConfigError, match=r"RING_CHUNK differs between ranks: 524288 on rank 0; \(unknown\) on rank 1"):
+    with pytest.raises(ConfigError, match=r"RING_CHUNK differs between ranks: 61440 on rank 0; \(unknown\) on rank 1"):
         compare([Config().fingerprint(), other])
 
 
