@@ -1,12 +1,13 @@
 """Small messages between any ranks: fewest steps.
 
                           steps         bytes sent per rank
-    allreduce             log2(P) [+ 2] S log2(P)          recursive doubling; half types travel as float32
+    allreduce, tiny       1             S (P - 1)          everybody to everybody, for few ranks
+    allreduce             log2(P) [+ 2] S log2(P)          recursive doubling
     reducescatter         the same, of which each rank keeps its piece
     broadcast             log2(P)       at most S log2(P)  binomial tree
     allgather, alltoall   P - 1         as the ring's: what a rank gets from each other differs anyway
 
-P = ranks, S = buffer bytes; two more steps when P is not a power of two.
+P = ranks, S = buffer bytes; two more steps when P is not a power of two. Half types travel as float32.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
 MPICH", IJHPCA 19(1), 2005.
@@ -27,6 +28,10 @@ from hvdlite.comm.base import Communicator
 from hvdlite.dtypes import ReduceOp, accumulator, is_half
 from hvdlite.kernels import NO_FINISH, Finish, Kernels
 from hvdlite.messages import Knobs
+
+# Up to here a rank sends its values to all others at once: a trip through the network (20 us to 1 ms) costs more than
+# the 5 us that a message more does.
+_TINY_BYTES, _FEW_RANKS = 4096, 8
 
 
 class TreeBackend(Backend):
@@ -98,9 +103,31 @@ class TreeBackend(Backend):
         """Return the reduced sources, one after the other, in the dtype of the accumulator."""
         wide = accumulator(sources[0].dtype)
         length = total_length(sources)
-        mine, theirs = self._scratch.take("mine", wide, length), self._scratch.take("theirs", wide, length)
+        mine = self._scratch.take("mine", wide, length)
         self._load(sources, mine)
         self.kernels.scale(mine, mine, prescale)
+        if 1 < self.comm.size <= _FEW_RANKS and mine.nbytes <= _TINY_BYTES:
+            self._exchange(mine, op)
+        else:
+            self._double(mine, op)
+        self.kernels.finish(mine, finish)
+        return mine
+
+    def _exchange(self, mine: Array, op: ReduceOp) -> None:
+        """Reduce `mine` in rank order on every rank, from what all have sent to all."""
+        rank, size = self.comm.rank, self.comm.size
+        everything = self._scratch.take("everything", mine.dtype, size * mine.size).reshape(size, mine.size)
+        peers = [(rank + distance) % size for distance in range(1, size)]
+        transfers = [self.comm.irecv(everything[peer], peer) for peer in peers]
+        transfers += [self.comm.isend(mine, peer) for peer in peers]
+        everything[rank] = mine
+        for transfer in transfers:
+            transfer.wait()
+        self.kernels.reduce(op, list(everything), mine)
+
+    def _double(self, mine: Array, op: ReduceOp) -> None:
+        """Reduce `mine` by recursive doubling, in place."""
+        theirs = self._scratch.take("theirs", mine.dtype, mine.size)
         rank = self.comm.rank
         for step in doubling_steps(rank, self.comm.size):
             if step.sends and step.receives:
@@ -112,8 +139,6 @@ class TreeBackend(Backend):
             if step.reduces:
                 # Lower ranks first on both sides, so that both get the same bits, NaN payloads included.
                 self.kernels.combine(op, mine, theirs, other_first=step.partner < rank)
-        self.kernels.finish(mine, finish)
-        return mine
 
     def _load(self, sources: Sequence[Array], wide: Array) -> None:
         bounds = offsets([source.size for source in sources])
