@@ -119,7 +119,7 @@ FRACTION = Kind("number from 0 to 1", _fraction)
 FLAG = Kind("0 or 1, false or true", _flag, lambda value: str(int(value)))
 TEXT: Kind[str] = Kind("text", str)
 CORES = Kind("core numbers separated by commas", _cores, lambda cores: ",".join(map(str, cores)))
-BACKENDS = _one_of("auto", "shared_memory", "ring", "tree", "mpi_native", "reference")
+BACKENDS = _one_of("auto", "shared_memory", "hierarchical", "ring", "tree", "mpi_native", "reference")
 LEVELS = _one_of("trace", "debug", "info", "warning", "error", "fatal")
 
 
@@ -142,8 +142,12 @@ class Config:
     shared_memory_dir: str = knob("/dev/shm", TEXT, "where the segments are made, a directory in memory", shared=False)
     peer_memory: bool = knob(True, FLAG, "let ranks of a host copy straight between their tensors, where they may")
     shared_memory_piece: int = knob(2**20, PIECE, "largest piece reduced at once in shared memory, bytes per rank")
+    hierarchical: bool = knob(
+        True, FLAG, "between hosts, combine the ranks of a host in shared memory first",
+        horovod="HIERARCHICAL_ALLREDUCE",
+    )  # fmt: skip
     small_message: int = knob(16 * 2**10, BYTES, "up to this size ranks on several hosts use the tree, bytes")
-    ring_chunk: int = knob(512 * 2**10, PIECE, "a ring transfer is cut into chunks of this size, bytes")
+    ring_chunk: int = knob(60 * 2**10, PIECE, "a ring transfer is cut into chunks of this size, bytes")
     spin: float = knob(50e-6, SECONDS, "a waiting thread spins this long before it sleeps, seconds", shared=False)
     thread_affinity: tuple[int, ...] = knob(
         (),

@@ -135,7 +135,7 @@ class Knobs(NamedTuple):
     @classmethod
     def of(cls, config: Config) -> Knobs:
         """Return what the settings say."""
-        return cls(config.fusion_threshold, config.shared_memory_piece, config.ring_chunk, config.small_message)
+        return cls(*(getattr(config, name) for name in cls._fields))
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hvdlite.collectives.base import Backend
+from hvdlite.collectives.hierarchical import HierarchicalBackend, make_levels
 from hvdlite.collectives.local import LocalBackend
 from hvdlite.collectives.mpi_native import MpiNativeBackend
 from hvdlite.collectives.reference import ReferenceBackend
@@ -19,14 +20,14 @@ from hvdlite.collectives.ring import CHUNK_BYTES, RingBackend
 from hvdlite.collectives.shared_memory import DIRECT_BYTES, SharedMemoryBackend, segment_bytes
 from hvdlite.collectives.tree import TreeBackend
 from hvdlite.comm.base import Communicator
-from hvdlite.comm.shared import SharedSegment
 from hvdlite.dtypes import ReduceOp, name_of
 from hvdlite.errors import ConfigError
 from hvdlite.kernels import Kernels
 from hvdlite.messages import Knobs
 from hvdlite.topology import Topology
 
-BACKENDS = ("local", "shared_memory", "tree", "ring", "mpi_native", "reference")
+BACKENDS = ("local", "shared_memory", "hierarchical", "tree", "ring", "mpi_native", "reference")
+HIERARCHICAL_KINDS = ("allreduce", "broadcast")  # what hierarchical does in a way of its own
 SMALL_BYTES = 16 * 1024  # where log2(P) full-size steps stop beating 2 (P - 1) steps of 1/P
 _LEAST_AREA = 64  # bytes of a piece for each rank: one cache line
 PIECE_BYTES = 1024 * 1024
@@ -50,6 +51,7 @@ def choose(
     *,
     shared_memory_available: bool,
     native_available: bool,
+    hierarchical_available: bool = False,
     forced: str | None = None,
     small_bytes: int = SMALL_BYTES,
 ) -> Choice:
@@ -60,17 +62,24 @@ def choose(
         op: the reduction, or None where nothing is reduced.
         shared_memory_available: the group has a shared segment, which implies one host.
         native_available: the transport is MPI.
+        hierarchical_available: the group spans hosts, some with several ranks, and has groups for both levels.
         forced: the user's own choice; None or "auto" lets the table decide.
         small_bytes: at most this many bytes are a small message between hosts.
     """
     if topology.size == 1:
         return Choice("local", "the process set has one rank, so there is nobody to talk to")
     if forced not in (None, "auto"):
-        return _forced(str(forced), shared_memory_available, native_available)
+        there = {
+            "shared_memory": shared_memory_available, "mpi_native": native_available,
+            "hierarchical": hierarchical_available,
+        }  # fmt: skip
+        return _forced(str(forced), there)
     what = f"{kind} of {nbytes} bytes of {name_of(dtype)}" + (f" ({op.name})" if op is not None else "")
     if shared_memory_available:
         return Choice("shared_memory", f"{what}: all {topology.size} ranks are on one host and share memory")
     where = _where(topology)
+    if hierarchical_available and kind in HIERARCHICAL_KINDS and op is not ReduceOp.ADASUM:
+        return Choice("hierarchical", f"{what}: {where}, and each byte should cross the network once")
     if nbytes <= small_bytes:
         return Choice("tree", f"{what}: {where}, and at most {small_bytes} bytes go fewest steps fastest")
     return Choice("ring", f"{what}: {where}, and more than {small_bytes} bytes go fewest bytes fastest")
@@ -82,26 +91,36 @@ def _where(topology: Topology) -> str:
     return f"{topology.size} ranks on {topology.n_hosts} hosts"
 
 
-def _forced(name: str, shared_memory_available: bool, native_available: bool) -> Choice:
+def _forced(name: str, there: Mapping[str, bool]) -> Choice:
     if name not in BACKENDS or name == "local":
         known = ", ".join(BACKENDS[1:])
         raise ConfigError(f"backend {name!r} is unknown for more than one rank; use auto, {known}.")
-    if name == "shared_memory" and not shared_memory_available:
-        return Choice("ring", "shared_memory was asked for, but these ranks share no memory; ring works everywhere")
-    if name == "mpi_native" and not native_available:
-        return Choice("ring", "mpi_native was asked for, but the transport is not MPI; ring works everywhere")
+    if not there.get(name, True):
+        return Choice("ring", f"{name} was asked for, but {_LACKING[name]}; ring works everywhere")
     return Choice(name, f"{name} was asked for")
+
+
+_LACKING = {
+    "shared_memory": "these ranks share no memory",
+    "mpi_native": "the transport is not MPI",
+    "hierarchical": "these ranks are not several on each of several hosts",
+}
 
 
 class Backends(Mapping[str, Backend]):
     """The backends of one communicator, built when first asked for.
 
-    Building is local unless `tune` was called; the segment was made before, collectively.
+    Building is local unless `tune` was called; segments and groups were made before, collectively.
+
+    Args:
+        release: gives back what was made before. Collective.
     """
 
-    def __init__(self, builders: Mapping[str, Callable[[], Backend]], segment: SharedSegment | None) -> None:
+    def __init__(
+        self, builders: Mapping[str, Callable[[], Backend]], release: Callable[[], None] | None = None
+    ) -> None:
         self._builders, self._built = dict(builders), dict[str, Backend]()
-        self._segment = segment
+        self._release = release
         self._knobs: Knobs | None = None
 
     @property
@@ -111,6 +130,10 @@ class Backends(Mapping[str, Backend]):
     @property
     def native_available(self) -> bool:
         return "mpi_native" in self._builders
+
+    @property
+    def hierarchical_available(self) -> bool:
+        return "hierarchical" in self._builders
 
     def __getitem__(self, name: str) -> Backend:
         backend = self._built.get(name)
@@ -133,13 +156,13 @@ class Backends(Mapping[str, Backend]):
         return len(self._builders)
 
     def close(self) -> None:
-        """Close what was built, and the segment. Collective."""
+        """Close what was built, and what it was built on. Collective."""
         for backend in self._built.values():
             backend.close()
         self._built.clear()
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None
+        if self._release is not None:
+            self._release()
+            self._release = None
 
 
 def make_backends(
@@ -147,25 +170,29 @@ def make_backends(
     kernels: Kernels,
     *,
     shared_memory: bool = True,
+    hierarchical: bool = True,
     piece_bytes: int = PIECE_BYTES,
     chunk_bytes: int = CHUNK_BYTES,
     peer_memory: bool = True,
     direct_bytes: int = DIRECT_BYTES,
+    small_bytes: int = SMALL_BYTES,
     tunable: bool = False,
 ) -> Backends:
-    """Return the backends that `comm` can have. Collective, for the shared segment.
+    """Return the backends that `comm` can have. Collective, for the shared segment and the groups of each host.
 
     Args:
         shared_memory: False leaves shared memory out (equal on all ranks).
+        hierarchical: False leaves hierarchical collectives out (equal on all ranks).
         piece_bytes: how much of each rank's data is in shared memory at a time.
         chunk_bytes: how much the ring sends at a time.
         peer_memory: False leaves the peers' memory alone (equal on all ranks).
         direct_bytes: from this size allreduce on one host goes through the peers' memory, where it may.
+        small_bytes: at most this many bytes are a small message between hosts.
         tunable: leave room for the pieces that a tuner may ask for.
     """
     piece_bytes = max(piece_bytes, _LEAST_AREA * comm.size)
     if comm.size == 1:
-        return Backends({"local": lambda: LocalBackend(comm, kernels)}, None)
+        return Backends({"local": lambda: LocalBackend(comm, kernels)})
     peers = comm.peer_memory() if shared_memory and peer_memory else None
     builders: dict[str, Callable[[], Backend]] = {
         "reference": lambda: ReferenceBackend(comm, kernels),
@@ -179,4 +206,11 @@ def make_backends(
     if segment is not None:
         kept = segment
         builders["shared_memory"] = lambda: SharedMemoryBackend(comm, kernels, kept, piece_bytes, peers, direct_bytes)
-    return Backends(builders, segment)
+    topology = comm.topology
+    if hierarchical and 1 < topology.n_hosts < comm.size:
+        levels = make_levels(comm, room if shared_memory else 0)
+        builders["hierarchical"] = lambda: HierarchicalBackend(
+            comm, kernels, levels, piece_bytes, chunk_bytes, small_bytes
+        )
+        return Backends(builders, levels.close)
+    return Backends(builders, None if segment is None else segment.close)

@@ -67,10 +67,12 @@ class Cycle:
             comm,
             kernels,
             shared_memory=config.shared_memory,
+            hierarchical=config.hierarchical,
             piece_bytes=config.shared_memory_piece,
             chunk_bytes=config.ring_chunk,
             peer_memory=config.peer_memory,
             tunable=config.may_tune,
+            small_bytes=config.small_message,
         )
         self._knobs = Knobs.of(config)
         self._warn_without_shared_memory()
@@ -141,6 +143,7 @@ class Cycle:
             kind.value, nbytes, dtype, op, self._comm.topology,
             shared_memory_available=self._backends.shared_memory_available,
             native_available=self._backends.native_available,
+            hierarchical_available=self._knobs.hierarchical and self._backends.hierarchical_available,
             forced=self._config.backend,
             small_bytes=self._knobs.small_message,
         )  # fmt: skip

@@ -23,6 +23,9 @@ from hvdlite.testing.ranks import run_ranks
 
 SIZES = [1, 2, 3, 4, 7]
 BACKENDS = ["local", "reference", "ring", "tree", "shared_memory", "direct", "mpi_native"]
+# Who sits where, for ranks that pretend to be on several hosts: equally many on each, in blocks and dealt out; one
+# host with more than the others; leaders beside a rank that is alone.
+HOSTS = {3: ["aab", "aba"], 4: ["aabb", "abab", "aaab"], 7: ["aaabbbc", "abcabca", "aabbccc"]}
 OPS = [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT]
 LAYOUTS = [[], [0], [1], [5], [1000], [3, 0, 700, 1, 0, 4001]]
 SMALL = 4096  # bytes of a piece and a chunk: some hundred elements already take several rounds
@@ -42,25 +45,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         sizes = [_mpi_world().size] if _in_lockstep(metafunc.config) else SIZES
         names = [name for name in BACKENDS if name != "mpi_native" or _in_lockstep(metafunc.config)]
         pairs = [(name, size) for size in sizes for name in names if size == 1 or name != "local"]
+        pairs += [(f"hierarchical_{hosts}", size) for size in sizes for hosts in HOSTS.get(size, [])]
         metafunc.parametrize("name,size", pairs)
 
 
 @pytest.fixture
-def play(request: pytest.FixtureRequest, size: int) -> Play:
-    """Run a body on all ranks: threads, or the processes of mpirun."""
+def play(request: pytest.FixtureRequest, name: str, size: int) -> Play:
+    """Run a body on all ranks: threads, or the processes of mpirun. The name of a backend may end with the hosts."""
+    hosts = name.partition("_")[2] if name.startswith("hierarchical") else None
     if _in_lockstep(request.config):
-        return lambda body: body(_mpi_world())
-    return lambda body: run_ranks(size, body, timeout=90) and None
+        return lambda body: body(_mpi_world(hosts))
+    return lambda body: run_ranks(size, body, hosts, timeout=90) and None
 
 
 def _in_lockstep(config: pytest.Config) -> bool:
     return bool(config.pluginmanager.has_plugin("hvdlite.testing.lockstep"))
 
 
-def _mpi_world() -> Communicator:
-    from hvdlite.comm.mpi import world
+def _mpi_world(hosts: str | None = None) -> Communicator:
+    from hvdlite.comm.mpi import start, world
 
-    return world()
+    return world(host=hosts[start()[0]] if hosts else None)
 
 
 class backend:
@@ -71,14 +76,18 @@ class backend:
 
     def __enter__(self) -> Backend:
         name = "shared_memory" if self.name == "direct" else self.name
+        if name.startswith("hierarchical"):
+            name = "hierarchical"
         if self.comm.size == 1 and self.name != "local":
             return _alone(self.name, self.comm, self.nbytes)
         self.all = make_backends(
             self.comm,
             Kernels(128),
-            shared_memory=name == "shared_memory",
+            shared_memory=name in ("shared_memory", "hierarchical"),
+            hierarchical=name == "hierarchical",
             piece_bytes=self.nbytes,
             chunk_bytes=self.nbytes // 8,
+            small_bytes=self.nbytes // 2,
             peer_memory=self.name == "direct",
             direct_bytes=1,
         )

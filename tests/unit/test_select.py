@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hvdlite.collectives.hierarchical import lanes
 from hvdlite.collectives.select import BACKENDS, Choice, choose, make_backends
 from hvdlite.dtypes import SUPPORTED, ReduceOp
 from hvdlite.errors import ConfigError
@@ -51,7 +52,7 @@ def test_reason_names_operation_bytes_dtype_and_place() -> None:
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "local"])
 def test_user_decides(name: str) -> None:
-    choice = chosen(ONE_HOST, forced=name, native_available=True)
+    choice = chosen(ONE_HOST, forced=name, native_available=True, hierarchical_available=True)
     assert choice == Choice(name, f"{name} was asked for")
 
 
@@ -59,7 +60,26 @@ def test_auto_is_no_choice_of_the_user() -> None:
     assert chosen(ONE_HOST, forced="auto") == chosen(ONE_HOST)
 
 
-@pytest.mark.parametrize("name", ["shared_memory", "mpi_native"])
+@pytest.mark.parametrize("kind", ["allreduce", "broadcast"])
+@pytest.mark.parametrize("nbytes", [0, 10**9])
+def test_hosts_with_several_ranks_each_combine_them_first(kind: str, nbytes: int) -> None:
+    given = {"shared_memory_available": False, "native_available": False, "hierarchical_available": True}
+    choice = choose(kind, nbytes, SUPPORTED["float32"], None, TWO_HOSTS, **given)  # type: ignore[arg-type]
+    assert choice.backend == "hierarchical"
+    assert "3 ranks on 2 hosts" in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "op"),
+    [("allgather", None), ("alltoall", None), ("reducescatter", ReduceOp.SUM), ("allreduce", ReduceOp.ADASUM)],
+)
+def test_what_gains_nothing_from_hierarchy_stays_flat(kind: str, op: ReduceOp | None) -> None:
+    given = {"shared_memory_available": False, "native_available": False, "hierarchical_available": True}
+    choice = choose(kind, 10**6, SUPPORTED["float32"], op, TWO_HOSTS, **given)  # type: ignore[arg-type]
+    assert choice.backend == "ring"
+
+
+@pytest.mark.parametrize("name", ["shared_memory", "mpi_native", "hierarchical"])
 def test_what_is_not_there_becomes_the_ring_and_says_so(name: str) -> None:
     choice = chosen(TWO_HOSTS, forced=name)
     assert choice.backend == "ring"
@@ -67,7 +87,7 @@ def test_what_is_not_there_becomes_the_ring_and_says_so(name: str) -> None:
 
 
 def test_unknown_backend_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'rnig' is unknown.*shared_memory, tree, ring"):
+    with pytest.raises(ConfigError, match=r"'rnig' is unknown.*shared_memory, hierarchical, tree, ring"):
         chosen(ONE_HOST, forced="rnig")
 
 
@@ -84,6 +104,32 @@ def test_backends_are_built_once_and_as_their_communicator_allows(size: int) -> 
         backends.close()
 
     run_ranks(size, body)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "wanted", "available"),
+    [("aab", True, True), ("aab", False, False), ("abc", True, False), ("aaa", True, False)],
+)
+def test_hierarchical_needs_several_hosts_and_several_ranks_on_one(hosts: str, wanted: bool, available: bool) -> None:
+    def body(comm: Any) -> None:
+        backends = make_backends(comm, Kernels(), hierarchical=wanted)
+        assert backends.hierarchical_available == available
+        backends.close()
+
+    run_ranks(3, body, hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("aabb", ((0, 2), (1, 3))),
+        ("abab", ((0, 1), (2, 3))),
+        ("aaab", ((0, 3),)),
+        ("baab", ((0, 1), (3, 2))),
+    ],
+)
+def test_a_lane_has_one_rank_of_each_host_in_the_same_order(hosts: str, expected: tuple[tuple[int, ...], ...]) -> None:
+    assert lanes(Topology(0, tuple(hosts))) == expected
 
 
 def test_shared_memory_is_left_out_between_hosts_and_when_unwanted() -> None:
