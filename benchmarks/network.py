@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import time
@@ -28,6 +29,7 @@ def main() -> None:
     from hosts import Hosts, missing
 
     arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that the hosts are taken down
     if problem := missing():
         sys.exit(f"network.py: no hosts here: {problem}")
     repetitions = 1 if arguments.quick else 3
