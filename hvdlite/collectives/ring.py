@@ -36,7 +36,7 @@ from hvdlite.kernels import NO_FINISH, Finish, Kernels
 from hvdlite.messages import Knobs
 
 # Below Open MPI's eager limit for TCP, 64 KiB: larger messages are asked for first, in a way that leaves one direction
-# of the link idle (1 Gbit/s, four hosts: 94 % of the link's rate with 60 KiB, 74 % with 128, 61 % with 512).
+# of the link idle (1 Gbit/s, four hosts: 94 % of the link's rate with 60 KiB, 58 to 85 % with 128).
 CHUNK_BYTES = 60 * 1024
 _AHEAD = 4  # chunks under way in each direction: the link stays busy while this rank reduces, naps or asks to receive
 
