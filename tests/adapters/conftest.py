@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # the first optimizer would import it, which takes seconds of a test's timeout
 
 import hvdlite.torch as hvd
 from hvdlite import runtime
