@@ -132,6 +132,7 @@ class Config:
         64 * 2**20, BYTES, "largest fused buffer, bytes; 0: no fusion", horovod="FUSION_THRESHOLD"
     )
     cache_capacity: int = knob(1024, COUNT, "requests remembered per process set; 0: none", horovod="CACHE_CAPACITY")
+    learn_schedule: bool = knob(True, FLAG, "run what the ranks repeat without asking each time")
     disable_group_fusion: bool = knob(
         False, FLAG, "fuse the tensors of a grouped call only with each other", horovod="DISABLE_GROUP_FUSION"
     )

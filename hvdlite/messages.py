@@ -1,8 +1,9 @@
 """What ranks say to each other before they move data, and how it is written down.
 
-Requests go up to the coordinator, Verdicts come down. In steady state both are a
+Requests go up to the coordinator, Verdicts come down. Repeated ones are a
 few integers (ids of responses that all ranks know); JSON carries what is new.
-Nothing is pickled, so a message can never run code.
+While a learned schedule runs (`negotiation.schedule`) nothing is said at all but how far each
+rank has come; `Frozen` is what ends that. Nothing is pickled, so a message can never run code.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ class Kind(str, enum.Enum):
     ADD_PROCESS_SET = "add_process_set"
     REMOVE_PROCESS_SET = "remove_process_set"
     SHARED_BUFFER = "shared_buffer"
+
+
+_NUMBERED = ".noname."  # in names of operations that were given none
+
+
+def nameless(kind: Kind | str, number: int) -> str:
+    """Return the name under which the `number`-th operation without a name travels."""
+    return f"{kind.value if isinstance(kind, Kind) else kind}{_NUMBERED}{number}"
 
 
 JOIN_NAME = "hvdlite.join()"  # no tensor is called that; a joined rank takes part in a tensor called "join"
@@ -64,6 +73,12 @@ class Request(NamedTuple):
     group_size: int = 0
     problem: str = ""
     home: tuple[int, ...] = ()
+
+
+def number_of(request: Request | Response) -> int | None:
+    """Return which operation of its kind without a name this is, or None if it has a name."""
+    kind, separator, number = request.name.partition(_NUMBERED)
+    return int(number) if separator and kind == request.kind.value and number.isdecimal() else None
 
 
 class Refusal(NamedTuple):
@@ -140,10 +155,51 @@ class Knobs(NamedTuple):
 
 @dataclass(slots=True)
 class Announcement:
-    """What one rank newly wants: ids that the cache knows, and Requests in full."""
+    """What one rank newly wants: ids that the cache knows, and Requests in full.
+
+    Attributes:
+        era: in which it was said; the coordinator has begun a new one if it ignores this.
+        waiting: a caller waits for these before it submits more.
+    """
 
     ids: list[int] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    era: int = 0
+    waiting: bool = False
+
+
+@dataclass(slots=True)
+class Frozen:
+    """One rank's last word in the era of a schedule: what it has submitted and not seen run.
+
+    Attributes:
+        counter: leading batches that it has submitted whole; what it has of them is not listed.
+        ids, requests: the rest of it, in the order of submission.
+        waited: how long the oldest of it has been waiting, seconds.
+        awaited: a tensor for which a caller waits, although its batch is not whole; "" if none.
+    """
+
+    era: int
+    counter: int
+    ids: list[int] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    waited: float = 0.0
+    awaited: str = ""
+
+
+@dataclass(slots=True)
+class Schedule:
+    """What every rank runs from here on, again and again, without asking.
+
+    Attributes:
+        batches: of ids of cached Responses, or Responses of operations without a name.
+        starts: by kind of operation, the number that the first operation without a name has.
+        patience: a rank leaves the schedule when a batch has been incomplete there for this long, seconds.
+    """
+
+    batches: list[list[int | Response]]
+    starts: dict[str, int] = field(default_factory=dict)
+    patience: float = 0.0
 
 
 @dataclass(slots=True)
@@ -157,6 +213,9 @@ class Verdict:
         shutdown: why the set stops after these entries; "" when it goes on.
         fusion_threshold: bytes; equal everywhere because it travels here.
         knobs: what runs differently from these entries on; None when nothing changes.
+        era: the one that begins after these entries, if `end` or `schedule` says so.
+        end: where the schedule ended: so many batches are run before the entries. -1 if none ended.
+        schedule: what begins after the entries, or None.
     """
 
     entries: list[int | Response] = field(default_factory=list)
@@ -165,6 +224,9 @@ class Verdict:
     shutdown: str = ""
     fusion_threshold: int = 0
     knobs: Knobs | None = None
+    era: int = 0
+    end: int = -1
+    schedule: Schedule | None = None
 
 
 class Tag(bytes, enum.Enum):
@@ -174,39 +236,73 @@ class Tag(bytes, enum.Enum):
     VERDICT = b"V"
     GOODBYE = b"G"  # this rank wants to stop the set
     FAREWELL = b"F"  # this rank has heard that the set stops, and says nothing more
+    COUNTER = b"C"  # how far this rank has come in a schedule
+    FREEZE = b"X"  # from the coordinator: the schedule ends
+    FROZEN = b"Z"
     STALL_QUERY = b"Q"
     STALL_REPORT = b"R"
 
 
 _HEAD = struct.Struct("<cqI")  # tag, fusion threshold, number of ids
+_COUNTER = struct.Struct("<cq")
 _NEW = -1  # stands in the list of ids for "the next response of the tail"
 
 
 def encode_announcement(said: Announcement) -> bytes:
-    head = _HEAD.pack(Tag.ANNOUNCE, 0, len(said.ids)) + _pack_ids(said.ids)
-    return head + _dump([_request_to_json(r) for r in said.requests]) if said.requests else head
+    head = _HEAD.pack(Tag.ANNOUNCE, said.era << 1 | said.waiting, len(said.ids)) + _pack_ids(said.ids)
+    return head + _dump(said.requests) if said.requests else head
 
 
 def decode_announcement(message: bytes) -> Announcement:
-    _, ids, tail = _split(message)
-    return Announcement(ids, [_request_from_json(r) for r in json.loads(tail)] if tail else [])
+    said, ids, tail = _split(message)
+    requests = [_request_from_json(r) for r in json.loads(tail)] if tail else []
+    return Announcement(ids, requests, said >> 1, bool(said & 1))
+
+
+def encode_frozen(said: Frozen) -> bytes:
+    head = _HEAD.pack(Tag.FROZEN, said.era, len(said.ids)) + _pack_ids(said.ids)
+    return head + _dump([said.counter, said.requests, said.waited, said.awaited])
+
+
+def decode_frozen(message: bytes) -> Frozen:
+    era, ids, tail = _split(message)
+    counter, requests, waited, awaited = json.loads(tail)
+    return Frozen(era, counter, ids, [_request_from_json(r) for r in requests], waited, awaited)
+
+
+def encode_counter(value: int) -> bytes:
+    return _COUNTER.pack(Tag.COUNTER, value)
+
+
+def decode_counter(message: bytes) -> int:
+    return int(_COUNTER.unpack(message)[1])
 
 
 def encode_verdict(verdict: Verdict) -> bytes:
     new = [entry for entry in verdict.entries if not isinstance(entry, int)]
     ids = [entry if isinstance(entry, int) else _NEW for entry in verdict.entries]
     head = _HEAD.pack(Tag.VERDICT, verdict.fusion_threshold, len(ids)) + _pack_ids(ids)
-    if not (new or verdict.evicted or verdict.shutdown or verdict.knobs):
+    if not (new or verdict.evicted or verdict.shutdown or verdict.knobs or verdict.era):
         return head
-    return head + _dump([new, verdict.new_ids, verdict.evicted, verdict.shutdown, verdict.knobs])
+    tail: list[Any] = [new, verdict.new_ids, verdict.evicted, verdict.shutdown, verdict.knobs]
+    if verdict.era:
+        schedule = verdict.schedule
+        tail += [verdict.era, verdict.end, schedule and [schedule.batches, schedule.starts, schedule.patience]]
+    return head + _dump(tail)
 
 
 def decode_verdict(message: bytes) -> Verdict:
     threshold, ids, tail = _split(message)
-    new, new_ids, evicted, shutdown, knobs = json.loads(tail) if tail else ([], {}, [], "", None)
+    new, new_ids, evicted, shutdown, knobs, *more = json.loads(tail) if tail else ([], {}, [], "", None)
     responses = iter(new)
     entries = [_response_from_json(next(responses)) if i == _NEW else i for i in ids]
-    return Verdict(entries, new_ids, evicted, shutdown, threshold, Knobs(*knobs) if knobs else None)
+    verdict = Verdict(entries, new_ids, evicted, shutdown, threshold, Knobs(*knobs) if knobs else None)
+    if more:
+        verdict.era, verdict.end, schedule = more
+        if schedule:
+            batches, starts, patience = schedule
+            verdict.schedule = Schedule([[_slot_from_json(slot) for slot in b] for b in batches], starts, patience)
+    return verdict
 
 
 def encode_json(tag: Tag, value: Any) -> bytes:
@@ -233,8 +329,8 @@ def _dump(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _request_to_json(request: Request) -> list[Any]:
-    return list(request)
+def _slot_from_json(slot: int | list[Any]) -> int | Response:
+    return slot if isinstance(slot, int) else _response_from_json(slot)
 
 
 def _request_from_json(fields: list[Any]) -> Request:

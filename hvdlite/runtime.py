@@ -36,7 +36,7 @@ from hvdlite.errors import (
     describe_ranks,
 )
 from hvdlite.kernels import Kernels
-from hvdlite.messages import Kind, Knobs, Request, Response
+from hvdlite.messages import Kind, Knobs, Request, Response, nameless
 from hvdlite.observe import log
 from hvdlite.observe.instrument import Both, Instrument, LastReasons
 from hvdlite.observe.metrics import Metrics, summary
@@ -113,6 +113,11 @@ class Runtime:
             )
         return found.engine
 
+    def find_engine(self, set_id: int | None) -> Engine | None:
+        """Return the engine that serves a set on this rank, or None if there is none."""
+        found = self._sets.get(-1 if set_id is None else set_id)
+        return None if found is None else found.engine
+
     def id_of(self, ranks: Sequence[int]) -> int | None:
         """Return the id of the set with exactly these ranks, or None."""
         wanted = tuple(sorted(ranks))
@@ -123,7 +128,7 @@ class Runtime:
         counters = self._lookup(set_id).counters
         with self._names:
             n = counters[kind] = counters.get(kind, 0) + 1
-        return f"{kind}.noname.{n}"
+        return nameless(kind, n)
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """Register a set and return its id. Collective over the world.

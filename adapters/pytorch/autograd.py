@@ -17,6 +17,7 @@ from torch.autograd import Function
 from hvdlite import Average, InvalidRequestError, ProcessSet, global_process_set, rank
 from hvdlite.lowlevel import GroupHandle, Kind, ReduceOp, name_for, refusing
 
+from .at_once import reduce_at_once
 from .compression import Compression, Compressor, check_compressor
 from .ops import (
     Reduction,
@@ -55,9 +56,13 @@ def allreduce(
         op: Average (default), Sum, Min, Max, Product or Adasum. Averages of integers truncate towards zero;
             float16 and bfloat16 are added in float32 and rounded once.
     """
-    names = [name_for(Kind.ALLREDUCE, name, process_set)]
-    reduction = reduction_for(Kind.ALLREDUCE, names, op, average, prescale_factor, postscale_factor, process_set)
-    return _compressed(Kind.ALLREDUCE, [tensor], names, reduction, compression)[0]
+    name = name_for(Kind.ALLREDUCE, name, process_set)
+    if average is None and compression is Compression.none:
+        output = reduce_at_once(tensor, name, op, prescale_factor, postscale_factor, process_set, in_place=False)
+        if output is not None:
+            return output
+    reduction = reduction_for(Kind.ALLREDUCE, [name], op, average, prescale_factor, postscale_factor, process_set)
+    return _compressed(Kind.ALLREDUCE, [tensor], [name], reduction, compression)[0]
 
 
 def grouped_allreduce(

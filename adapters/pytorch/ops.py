@@ -30,6 +30,7 @@ from hvdlite.lowlevel import (
     synchronous,
 )
 
+from .at_once import reduce_at_once
 from .handles import AnyHandle
 from .tensors import allocate, as_array, as_source, as_splits, to_gathered, to_new, to_same
 
@@ -208,10 +209,27 @@ def alltoall_async(
 
 # The forms that wait
 
-allreduce_ = synchronous(
-    allreduce_async_,
-    "Like `allreduce`, into `tensor`, which is also returned. Leaves that require grad are welcome.",
-)
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Like `allreduce`, into `tensor`, which is also returned. Leaves that require grad are welcome."""
+    name = name_for(Kind.ALLREDUCE, name, process_set)
+    if average is None:
+        output = reduce_at_once(tensor, name, op, prescale_factor, postscale_factor, process_set, in_place=True)
+        if output is not None:
+            return output
+    reduction = reduction_for(Kind.ALLREDUCE, [name], op, average, prescale_factor, postscale_factor, process_set)
+    reduced: torch.Tensor = start_allreduce([tensor], [name], reduction, to_same)[0].wait()
+    return reduced
+
+
 grouped_allreduce_ = synchronous(
     grouped_allreduce_async_, "Like `grouped_allreduce`, into `tensors`; returns the tuple of them."
 )

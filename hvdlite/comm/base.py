@@ -40,7 +40,7 @@ class Communicator(abc.ABC):
     size: int
     topology: Topology
 
-    # Control plane. `post`, `poll` and `wait` belong to the engine thread, `wake` to anyone.
+    # Control plane. `post`, `poll` and `wait` belong to the engine thread, `wake` and `ring` to anyone.
 
     @abc.abstractmethod
     def post(self, dest: int, message: bytes) -> None:
@@ -71,6 +71,10 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def wake(self) -> None:
         """End this rank's current or next `wait`. From any thread; never blocks."""
+
+    @abc.abstractmethod
+    def ring(self, dest: int) -> None:
+        """End the current or next `wait` of `dest`, a rank of the same host. From any thread; never blocks."""
 
     # Data plane. Arrays are one-dimensional and C-contiguous, of a dtype in `dtypes.SUPPORTED`;
     # both sides pass the same length. Zero lengths are allowed. Over 2**31 bytes works.

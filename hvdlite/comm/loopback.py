@@ -78,6 +78,9 @@ class LoopbackCommunicator(Communicator):
     def wake(self) -> None:
         self._bells.ring(self.rank)
 
+    def ring(self, dest: int) -> None:
+        self._bells.ring(dest)
+
     def isend(self, array: NDArray[Any], dest: int) -> _Parcel:
         self._check_peer(dest)
         return self._group.offer(_Parcel(self._hub, array, self.rank, dest, sending=True))

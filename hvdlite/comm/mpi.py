@@ -325,6 +325,9 @@ class MpiCommunicator(Communicator):
     def wake(self) -> None:
         self._bells.ring(self._bells.rank)
 
+    def ring(self, dest: int) -> None:
+        self._bells.ring(self._bell_of[dest])
+
     def isend(self, array: NDArray[Any], dest: int) -> MpiTransfer:
         with as_communication_error("sending to rank", dest):
             parts = [self._data.Isend(part, dest, _DATA) for part in self._parts(array)]

@@ -86,6 +86,20 @@ class FlagSegment:
         for rank in self._others:
             nudge(rank)
 
+    def put(self, slot: int, value: int) -> None:
+        if self._weak:
+            self._fence()
+        self._flags[self._base + slot] = value
+        if self._weak:
+            self._fence()  # whatever wakes the others comes after it
+
+    def peek(self, rank: int, slot: int) -> int:
+        return self._flags[rank * _STRIDE + slot]
+
+    def glimpse(self, rank: int, slot: int, value: int) -> bool:
+        at = rank * _STRIDE + slot
+        return self._flags[at] >= value or self._spinner.sees(self._flags, at, value)
+
     def await_rank(self, rank: int, slot: int, value: int) -> None:
         flags, at = self._flags, rank * _STRIDE + slot
         if flags[at] < value and not self._spinner.sees(flags, at, value):

@@ -31,6 +31,15 @@ class SharedSegment(Protocol):
         What this rank wrote before is visible to every rank that sees the flag. A flag only grows; it starts at 0.
         """
 
+    def put(self, slot: int, value: int) -> None:
+        """`publish` without waking anyone: for those who wait by other means."""
+
+    def peek(self, rank: int, slot: int) -> int:
+        """Return the flag `slot` of `rank` as it is now."""
+
+    def glimpse(self, rank: int, slot: int, value: int) -> bool:
+        """Return whether the flag `slot` of `rank` is at least `value`, after a short spin where that helps."""
+
     def await_rank(self, rank: int, slot: int, value: int) -> None:
         """Return once the flag `slot` of `rank` is at least `value`. Spins, then sleeps, like `barrier`."""
 

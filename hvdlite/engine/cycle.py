@@ -78,6 +78,7 @@ class Cycle:
         self._warn_without_shared_memory()
         self._on_process_set, self._on_joined = on_process_set, on_joined
         self._choose = functools.lru_cache(_CHOICES)(self._make_choice)  # most steps are like the one before
+        self._how = functools.lru_cache(_CHOICES)(self._make_how)
         self._run: dict[Kind, Callable[[FusionPlan], None]] = {
             Kind.ALLREDUCE: self._allreduce,
             Kind.REDUCESCATTER: self._reducescatter,
@@ -118,6 +119,29 @@ class Cycle:
             self._running = False
             self._seconds += time.perf_counter() - self._started
 
+    def allreduce_one(self, response: Response, source: Array, target: Array) -> None:
+        """Run an allreduce that is a batch of its own. Its memory need not be in the inbox, nor any handle."""
+        nbytes, op, finish, way = self._how(response[2], response[3], response[4], *response[6:8])
+        responses = (response,)
+        self._instrument.began(responses)
+        self._started = time.perf_counter()
+        self._running = True
+        self._instrument.activity(way.activity)
+        way.backend.allreduce([source.reshape(-1)], [target.reshape(-1)], op, response.prescale, finish)
+        self._last = response
+        self._instrument.operation(Operation(Kind.ALLREDUCE, responses, nbytes, way.reason, self._started))
+        self._running = False
+        self._seconds += time.perf_counter() - self._started
+
+    def _make_how(
+        self, dtype: str, shape: tuple[int, ...], op: ReduceOp, prescale: float, postscale: float
+    ) -> tuple[int, ReduceOp, Finish, _Way]:
+        response = Response(Kind.ALLREDUCE, "", dtype, shape, op, -1, prescale, postscale)
+        (plan,) = plan_fusion([response], 0)
+        kept, wire_op = SUPPORTED[dtype], _wire_op(op)
+        way = self._choose(Kind.ALLREDUCE, plan.nbytes, kept, wire_op)
+        return plan.nbytes, wire_op, _finish(response, kept, self._comm.size), way
+
     @property
     def seconds(self) -> float:
         """How long operations have run, the one that does now included. From any thread."""
@@ -128,6 +152,7 @@ class Cycle:
         self._knobs = knobs
         self._backends.tune(knobs)
         self._choose.cache_clear()
+        self._how.cache_clear()
 
     @property
     def last_finished(self) -> str:

@@ -21,17 +21,24 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
+
 from hvdlite import errors
 from hvdlite.affinity import cores_of_this_thread, describe_cores
+from hvdlite.buffers import Buffer
 from hvdlite.comm.base import Communicator
 from hvdlite.config import Config
 from hvdlite.engine.cycle import Cycle
-from hvdlite.engine.inbox import Inbox, Submission
+from hvdlite.engine.handle import Handle
+from hvdlite.engine.inbox import Inbox, Submission, call_site
 from hvdlite.engine.stall import StallWatch
 from hvdlite.kernels import Kernels
 from hvdlite.messages import Knobs, Request, Response
+from hvdlite.negotiation.board import open_board
 from hvdlite.negotiation.coordinator import Coordinator
+from hvdlite.negotiation.follower import Follower
 from hvdlite.negotiation.negotiator import Negotiator
+from hvdlite.negotiation.schedule import Learner
 from hvdlite.observe.instrument import Instrument
 from hvdlite.observe.log import get_logger
 from hvdlite.observe.metrics import Metrics
@@ -81,20 +88,25 @@ class Engine:
         self.waits = self._metrics.waits
         self.comm, self.members, self.config, self.kernels = comm, tuple(members), config, kernels
         self.group: object = object()  # what shared buffers of this engine belong to
-        self._inbox = Inbox()
+        self._inbox = Inbox(lambda request: instrument.heard(comm.rank, (request,)))
         self._cycle = Cycle(comm, config, kernels, self._inbox, on_process_set, on_joined, instrument)
         coordinator = None
         if comm.rank == 0:
             coordinator = Coordinator(
-                members, config.cache_capacity, config.fusion_threshold, time.monotonic, instrument.heard
-            )
+                members, config.cache_capacity, config.fusion_threshold, time.monotonic, instrument.heard,
+                Learner() if config.learn_schedule else None,
+            )  # fmt: skip
         self._coordinator, self._instrument = coordinator, instrument
         self._stall = StallWatch(
             comm, config, coordinator, self._inbox, lambda: self._cycle.last_finished, get_logger().warning
         )
+        board = open_board(comm, config.shared_memory)
         self._negotiator = Negotiator(
-            comm, coordinator, self._stall.hear, instrument.answered, self._metrics.last_words
+            comm, coordinator, self._stall.hear, instrument.answered, self._metrics.last_words, board
         )
+        self._threshold = 0  # of fusion, as the last Verdict says
+        limits = [limit / 2 for limit in (config.stall_warning, config.stall_shutdown) if limit]
+        self._explained_after = min(limits, default=math.inf)
         self._leaving: str | None = None
         self._left = False
         self._failure: BaseException | None = None
@@ -116,13 +128,61 @@ class Engine:
         """
         self._inbox.submit(submissions)
 
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the ranks run what they have learned, without asking. From any thread."""
+        return self._negotiator.follower is not None
+
+    def allreduce_at_once(self, request: Request, source: NDArray[Any], target: NDArray[Any]) -> Handle | bool:
+        """Reduce on this thread if the ranks have learned that nothing but this comes next.
+
+        Saves most of what `submit` and `drive` do for operations in any order.
+
+        Args:
+            source, target: of one shape, C-contiguous, native-endian, of the dtype of the request.
+
+        Returns:
+            True: `target` has the result. A handle to wait for: other ranks have not come yet. False: nothing
+            has been done.
+        """
+        negotiator = self._negotiator
+        follower = negotiator.follower
+        if follower is None or self._tuner is not None or not self._driving.acquire(blocking=False):
+            return False
+        left_to_caller = False
+        try:
+            handle = Handle(request.name, driver=self)
+            submission = Submission(request, handle, since=time.monotonic())
+            if self._leaving is not None or self._ended or not self._inbox.submit_alone(submission, follower):
+                return False
+            try:
+                batch = negotiator.take(spin=True)
+                if batch is not None:
+                    self._cycle.allreduce_one(batch[0], source, target)
+                    self._inbox.remove(request.name)
+                    return True
+                submission.site = call_site()
+                submission.source, submission.target = Buffer.of(source), Buffer.of(target)
+            except BaseException as error:
+                self._fail(error)
+            left_to_caller = True
+            return handle
+        finally:
+            self._driving.release()
+            if not left_to_caller and (self._is_busy() or self._ended):
+                self._rouse()
+
     def poison(self, requests: Sequence[Request]) -> None:
         """Tell the other ranks of requests that were wrong here, so that they fail there too."""
         self._inbox.poison(requests)
         self.alert()
 
     def alert(self) -> None:
-        """See to it that somebody drives soon. From any thread; never blocks."""
+        """See to it that somebody drives soon, if there is reason to. From any thread; never blocks."""
+        if self._inbox.attention or self._leaving is not None:
+            self._rouse()
+
+    def _rouse(self) -> None:
         # Whoever drives looks once more for work after giving the lock back, so nothing falls in between.
         if self._driving.locked():
             self.comm.wake()
@@ -142,7 +202,7 @@ class Engine:
             return
         try:
             while not done() and not self._ended:
-                if self._work():
+                if self._work(True):
                     continue
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -151,7 +211,7 @@ class Engine:
         finally:
             self._driving.release()
             if self._is_busy() or self._ended:
-                self.alert()
+                self._rouse()
 
     @property
     def seconds(self) -> float:
@@ -201,10 +261,14 @@ class Engine:
         leaving = self._leaving is not None and not self._ended
         return self._inbox.has_work or leaving
 
-    def _work(self) -> bool:
-        """Do what there is to do, and return whether there was anything. The caller drives."""
+    def _work(self, waiting: bool = False) -> bool:
+        """Do what there is to do, and return whether there was anything. The caller drives.
+
+        Args:
+            waiting: on a thread that waits for an operation, and submits nothing before it is done.
+        """
         try:
-            return self._step()
+            return self._step(waiting)
         except BaseException as error:
             self._fail(error)
             return True
@@ -232,20 +296,28 @@ class Engine:
             self._what, describe_cores(cores_of_this_thread()), describe_cores(before),
         )  # fmt: skip
 
-    def _step(self) -> bool:
+    def _step(self, waiting: bool) -> bool:
+        negotiator = self._negotiator
         requests = self._inbox.drain()
         if requests:
             if self._coordinator is None:
                 self._instrument.heard(self.comm.rank, requests)
-            self._negotiator.announce(requests)
+            negotiator.announce(requests, waiting)
         if self._leaving is not None and not self._left:
             self._left = True
-            self._negotiator.leave(self._leaving)
-        verdicts = self._negotiator.advance()
+            negotiator.leave(self._leaving)
+        ran = negotiator.follower is not None and self._follow(negotiator.follower)
+        if ran and self._tuner is None and (self._coordinator is None or not self._coordinator.breaks):
+            return True
+        verdicts = negotiator.advance()
         for verdict in verdicts:
+            for batch in negotiator.finish(verdict):
+                self._cycle.run(batch, self._threshold)
+            self._threshold = verdict.fusion_threshold
             if verdict.knobs is not None:
                 self._cycle.tune(verdict.knobs)
-            responses = self._negotiator.learn(verdict)
+            responses = negotiator.learn(verdict)
+            self._inbox.follow(negotiator.follower)
             self._cycle.run(responses, verdict.fusion_threshold)
             if verdict.shutdown:
                 self._close_inbox(verdict.shutdown)
@@ -257,7 +329,42 @@ class Engine:
                 self._coordinator.retune(knobs)
         if self._coordinator is not None and self._coordinator.ledger.waiting:
             self._watch(time.monotonic())
-        return bool(requests or verdicts)
+        return bool(ran or requests or verdicts or negotiator.news)
+
+    def _follow(self, follower: Follower) -> bool:
+        """Run the next batch of the schedule if it is due. False if not; see then whether this rank must leave it."""
+        batch = self._negotiator.take(spin=True)
+        if batch is not None:
+            self._cycle.run(batch, self._threshold)
+            return True
+        if not follower.broken and self._inbox.in_flight:
+            self._doubt(follower)
+        if follower.broken:
+            self._negotiator.freeze(self._oldest(), self._awaited_beyond(follower))
+        return False
+
+    def _doubt(self, follower: Follower) -> None:
+        """Leave the schedule if this rank will not submit the rest of the next batch, as far as can be known.
+
+        Also if it waits so long for others that the stall watch has to hear of it: that is blind in a schedule.
+        """
+        whole = follower.is_next_whole
+        limit = self._explained_after if whole else follower.patience
+        if self._oldest() > limit or (not whole and self._awaited_beyond(follower)):
+            follower.break_off()
+
+    def _oldest(self) -> float:
+        """Return how long the oldest operation in flight has been waiting, seconds."""
+        first = next(iter(self._inbox.in_flight.values()), None)
+        return 0.0 if first is None else time.monotonic() - first.since
+
+    def _awaited_beyond(self, follower: Follower) -> str:
+        """Return an operation that a caller waits for although this rank has not submitted its batch whole, or ""."""
+        for name in follower.beyond():
+            submission = self._inbox.get(name)
+            if submission is not None and submission.handle.awaited:
+                return name
+        return ""
 
     def _watch(self, now: float) -> None:
         if now >= self._next_watch:

@@ -35,12 +35,16 @@ class Handle:
         name: of the tensor.
         convert: turns what the engine leaves into what the caller gets; called once, by the first waiter.
         driver: lent the thread that waits. None: somebody else sees to the operation.
+
+    Attributes:
+        awaited: some thread waits, or has waited, for it.
     """
 
-    __slots__ = ("_convert", "_done", "_driver", "_error", "_finished", "_raw", "_result", "name")
+    __slots__ = ("_convert", "_done", "_driver", "_error", "_finished", "_raw", "_result", "awaited", "name")
 
     def __init__(self, name: str, convert: Callable[[Any], Any] | None = None, driver: Driver | None = None) -> None:
         self.name = name
+        self.awaited = False
         self._convert, self._driver = convert, driver
         self._done = _thread.allocate_lock()  # held until done: the cheapest event there is (0.1 us)
         self._done.acquire()
@@ -67,6 +71,7 @@ class Handle:
         deadline = None if timeout is None else time.monotonic() + timeout
         driver = self._driver
         if driver is not None and not self._finished:
+            self.awaited = True
             driver.waits.begin()
             try:
                 driver.drive(self.poll, timeout)

@@ -17,6 +17,7 @@ from hvdlite.comm.arena import Home
 from hvdlite.engine.handle import Handle
 from hvdlite.errors import DuplicateNameError
 from hvdlite.messages import Kind, Request
+from hvdlite.negotiation.follower import Follower
 
 # Returns the flat memory for a result of that shape, and what the caller gets for it.
 Allocate = Callable[[tuple[int, ...]], "tuple[NDArray[Any], Any]"]
@@ -55,9 +56,19 @@ class Submission:
 
 
 class Inbox:
-    """Submissions by name: new ones, ones in flight, and ones whose name is still taken."""
+    """Submissions by name: new ones, ones in flight, and ones whose name is still taken.
 
-    def __init__(self) -> None:
+    Args:
+        on_accepted: told which Request has become part of the schedule that runs. Any thread.
+
+    Attributes:
+        attention: something was submitted since the last `drain` that needs somebody to drive.
+    """
+
+    def __init__(self, on_accepted: Callable[[Request], None] = lambda request: None) -> None:
+        self._on_accepted = on_accepted
+        self._follower: Follower | None = None
+        self.attention = False
         self._lock = threading.Lock()
         self._new: list[Request] = []  # that nobody has been told of, in the order of submission
         self._in_flight: dict[str, Submission] = {}
@@ -88,16 +99,52 @@ class Inbox:
                     self._deferred.setdefault(name, deque()).append(submission)
                 else:
                     self._in_flight[name] = submission
-                    self._new.append(submission.request)
+                    self._offer(submission.request)
+
+    def submit_alone(self, submission: Submission, follower: Follower) -> bool:
+        """Take in what is all that `follower` runs next, while nothing else is in flight. False: it has not been."""
+        request = submission.request
+        with self._lock:
+            if (
+                self._closed is not None
+                or self._in_flight
+                or self._new
+                or self._joining
+                or follower is not self._follower
+            ):
+                return False
+            if not follower.accept_alone(request):
+                return False
+            self._in_flight[request.name] = submission
+        self._on_accepted(request)
+        return True
+
+    def remove(self, name: str) -> None:
+        """Free the name of what needs no handing over."""
+        self._remove(name)
 
     def poison(self, requests: Sequence[Request]) -> None:
         """Let the other ranks know, in one message, that this one cannot take part (`problem` says why)."""
         with self._lock:
             if self._closed is None:
+                self.attention = True
+                if self._follower is not None:
+                    self._follower.break_off()
                 self._new.extend(requests)
+
+    def follow(self, follower: Follower | None) -> None:
+        """From now on submit what fits to `follower`, beginning with what nobody has been told of."""
+        if follower is self._follower:
+            return
+        with self._lock:
+            self._follower = follower
+            new, self._new = self._new, []
+            for request in new:
+                self._offer(request)
 
     def drain(self) -> list[Request]:
         """Return the Requests that nobody has been told of yet."""
+        self.attention = False
         if not self._new:  # a racing submit is followed by a wake
             return []
         with self._lock:
@@ -151,12 +198,28 @@ class Inbox:
                 if not self._deferred[name]:
                     del self._deferred[name]
                 self._in_flight[name] = following
-                self._new.append(following.request)
+                self._offer(following.request)
             if self._joining is not None and not self._deferred:
                 joining, self._joining = self._joining, None
                 self._in_flight[joining.request.name] = joining
-                self._new.append(joining.request)
+                self._offer(joining.request)
         return submission
+
+    def _offer(self, request: Request) -> None:
+        follower = self._follower
+        if follower is None:
+            self._new.append(request)
+            self.attention = True
+            return
+        before = follower.counter
+        if self._new or not follower.accept(request):  # what does not fit is heard in the order of submission
+            follower.break_off()
+            self._new.append(request)
+            self.attention = True
+            return
+        if follower.counter != before or len(self._in_flight) == 1:  # the first: to hear of a rank that leaves
+            self.attention = True
+        self._on_accepted(request)
 
     def _refuse_duplicates(self, submissions: Sequence[Submission]) -> None:
         seen: set[str] = set()

@@ -36,6 +36,10 @@ class ResponseCache:
     def response(self, cache_id: int) -> Response:
         return self._by_id[cache_id].response
 
+    def request(self, cache_id: int) -> Request:
+        """Return what this rank asked for when it got that answer."""
+        return self._by_id[cache_id].request
+
     def insert(self, cache_id: int, response: Response, request: Request) -> None:
         """Remember an answer. An older id of the same name is forgotten."""
         old = self._id_of.get(response.name)

@@ -52,6 +52,11 @@ class Ledger:
         """Names that some rank has not submitted. Not a copy."""
         return self._open
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no name has been submitted twice, and no group is half complete."""
+        return not (self._early or self._groups or self._complete)
+
     def is_pending(self, name: str) -> bool:
         """Return whether `name` waits for ranks, or for other members of its group."""
         return name in self._open or any(name in members for members in self._groups.values())

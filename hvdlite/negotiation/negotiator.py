@@ -1,31 +1,39 @@
 """Carries announcements to the coordinator and Verdicts back. The only part that talks.
 
-Set rank 0 runs the Coordinator. Steady state: one message up and one down per rank
-and batch, of four bytes per tensor.
+Set rank 0 runs the Coordinator. Repeated tensors cost one message up and one down per rank
+and batch, of four bytes per tensor. Once they are a schedule there are no messages: a `Follower` counts what this
+rank submits, a `Board` shows it to the others, and `take` returns what is due.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hvdlite.comm.base import Communicator
 from hvdlite.messages import (
     Announcement,
+    Frozen,
     Request,
     Response,
+    Schedule,
     Tag,
     Verdict,
     decode_announcement,
+    decode_counter,
+    decode_frozen,
     decode_json,
     decode_verdict,
     encode_announcement,
+    encode_frozen,
     encode_json,
     encode_verdict,
 )
+from hvdlite.negotiation.board import Board, MessageBoard
 from hvdlite.negotiation.cache import ResponseCache
 from hvdlite.negotiation.coordinator import Coordinator
+from hvdlite.negotiation.follower import Follower
 
 _COORDINATOR = 0
 _FAREWELL_WAIT = 0.25  # seconds; a message ends it
@@ -46,6 +54,11 @@ class Negotiator:
         on_stall_message: called with (source rank, tag, value) for what the stall watch exchanges.
         on_answered: told all Responses of a Verdict, before any of them runs.
         say_last: what the coordinator's rank is to know of this one at the end, to be written as JSON.
+        board: of the set; None for one that sends messages.
+
+    Attributes:
+        follower: of the schedule that runs, or None while everything is asked for.
+        news: the last `advance` heard how far other ranks have come: there may be something to `take`.
     """
 
     def __init__(
@@ -55,6 +68,7 @@ class Negotiator:
         on_stall_message: Callable[[int, Tag, Any], None],
         on_answered: Callable[[Sequence[Response]], None] = lambda responses: None,
         say_last: Callable[[], Any] = lambda: None,
+        board: Board | None = None,
     ) -> None:
         self._comm, self.coordinator, self._on_stall_message = comm, coordinator, on_stall_message
         self._on_answered, self._say_last = on_answered, say_last
@@ -62,15 +76,30 @@ class Negotiator:
         self._cache = ResponseCache()
         self._announced: dict[str, _Said] = {}  # by name: what the next Response of that name answers
         self._later: dict[str, deque[_Said]] = {}  # and what the ones after it do
+        self._board = MessageBoard(comm) if board is None else board
+        self.follower: Follower | None = None
+        self._era = 0
+        self.news = False
+        self._ending = 0  # set rank 0: the last era that all have been told to end
+        self._is_frozen = False  # this rank has said its last word in the schedule
+        self._held: list[Request] = []  # submitted since then
 
     @property
     def in_flight(self) -> list[str]:
         """Names that were announced and not answered."""
         return list(self._announced)
 
-    def announce(self, requests: list[Request]) -> None:
-        """Tell the coordinator what this rank newly wants."""
-        said = Announcement()
+    def announce(self, requests: list[Request], waiting: bool = False) -> None:
+        """Tell the coordinator what this rank newly wants: while a schedule runs, what does not fit it.
+
+        Args:
+            waiting: the caller waits for these before it submits more.
+        """
+        if self.follower is not None:
+            self.follower.break_off()
+            self._held += requests
+            return
+        said = Announcement(era=self._era, waiting=waiting)
         for request in requests:
             # After another of the same name only in full: ids of a message are heard before its requests.
             cache_id = None if request.name in self._announced else self._cache.lookup(request)
@@ -91,9 +120,17 @@ class Negotiator:
     def advance(self) -> list[Verdict]:
         """Read what has arrived, and return the Verdicts that it led to, in order. Does not wait."""
         verdicts: list[Verdict] = []
+        self.news = False
         while (arrived := self._comm.poll()) is not None:
             self._hear(*arrived, verdicts)
+            if verdicts and verdicts[-1].era:
+                return verdicts  # what comes after it belongs to another era
         if self.coordinator is not None:
+            if self.coordinator.breaks and self._ending != self._era:
+                self._ending = self._era
+                self.freeze()
+                for rank in range(1, self._comm.size):
+                    self._comm.post(rank, encode_json(Tag.FREEZE, self._era))
             decided = self.coordinator.decide()
             if decided is not None:
                 message = encode_verdict(decided)
@@ -101,6 +138,69 @@ class Negotiator:
                     self._comm.post(rank, message)
                 verdicts.append(decided)
         return verdicts
+
+    def take(self, spin: bool = False) -> list[Response] | None:
+        """Return the batch of the schedule that all ranks run now, or None. It must be run.
+
+        Also by a rank that has said its last word: the others, who may not have heard that yet, are running it.
+
+        Args:
+            spin: look for some microseconds if it is only the other ranks that are missing.
+        """
+        follower = self.follower
+        if follower is None:
+            return None
+        if not self._board.any_thread:
+            follower.show()
+        batch = follower.take(spin)
+        if batch is not None:
+            self._on_answered(batch)
+        return batch
+
+    def freeze(self, waited: float = 0.0, awaited: str = "") -> None:
+        """Leave the schedule: say how far this rank has come, and what else it wants.
+
+        Args:
+            waited, awaited: see `Frozen`.
+        """
+        follower = self.follower
+        if follower is None or self._is_frozen:
+            return
+        follower.break_off()
+        self._is_frozen = True
+        said = Frozen(self._era, follower.counter, waited=waited, awaited=awaited)
+        for request in follower.left().beyond:
+            self._write_down(request, said)
+        held, self._held = self._held, []
+        for request in held:
+            self._write_down(request, said)
+        if self.coordinator is not None:
+            self.coordinator.hear_frozen(_COORDINATOR, said)
+        else:
+            self._comm.post(_COORDINATOR, encode_frozen(said))
+
+    def finish(self, verdict: Verdict) -> Iterator[list[Response]]:
+        """Yield the batches that are still to be run, in this order, of the schedule that `verdict` ends, if it does.
+
+        Afterwards this rank waits for answers to what is left.
+        """
+        follower = self.follower
+        if verdict.end < 0 or follower is None:
+            return
+        while follower.position < verdict.end:
+            batch = follower.take_anyway()
+            self._on_answered(batch)
+            yield batch
+        self.follower, self._is_frozen, self._era = None, False, verdict.era
+        announced, self._announced = self._announced, {}  # the rest, which `freeze` has written down
+        later, self._later = self._later, {}
+        for pending in follower.left().covered:
+            self._expect(_Said(pending.request, self._cache.lookup(pending.request)))
+        for said in announced.values():
+            self._expect(said)
+        for queue in later.values():
+            for said in queue:
+                self._expect(said)
 
     def learn(self, verdict: Verdict) -> list[Response]:
         """Return the Responses of `verdict` that concern this rank, in full, and bring the cache to what it says.
@@ -130,24 +230,52 @@ class Negotiator:
                 lost += self._withdraw(name, cache_id)
         if lost:
             self.announce(lost)
+        if verdict.schedule is not None:
+            self._begin(verdict.schedule, verdict.era)
+        elif verdict.end >= 0:
+            held, self._held = self._held, []
+            if held:
+                self.announce(held)
         return responses
 
     def close(self) -> None:
-        """After the Verdict with `shutdown`: see that every message has been read. Collective.
+        """After the Verdict with `shutdown`: see that every message has been read, and close the board. Collective.
 
         A message that is left behind would turn up in whatever MPI makes of the communicator's number next.
         """
-        if self.coordinator is None:
-            self._comm.post(_COORDINATOR, encode_json(Tag.FAREWELL, self._say_last()))
-            return
-        self.last_words[_COORDINATOR] = self._say_last()
-        while len(self.last_words) < self._comm.size:
+        peers = set(self._board.peers)
+        self.last_words[self._comm.rank] = mine = self._say_last()
+        for rank in peers if self.coordinator is not None else peers | {_COORDINATOR}:
+            self._comm.post(rank, encode_json(Tag.FAREWELL, mine))
+        expected = peers if self.coordinator is None else set(range(self._comm.size))
+        while not expected <= self.last_words.keys():
             while (arrived := self._comm.poll()) is not None:
                 source, message = arrived
                 if message[:1] == Tag.FAREWELL:
                     self.last_words[source] = decode_json(message)
-            if len(self.last_words) < self._comm.size:
+            if not expected <= self.last_words.keys():
                 self._comm.wait(_FAREWELL_WAIT, eager=True)
+        self._board.close()
+
+    def _begin(self, schedule: Schedule, era: int) -> None:
+        """Follow `schedule`, and submit to it what has not been answered yet."""
+        follower = self.follower = Follower(schedule, era, self._cache, self._comm.rank, self._board)
+        self._era = era
+        unanswered = [said.request for said in self._announced.values()]
+        unanswered += [said.request for queue in self._later.values() for said in queue]
+        self._announced, self._later = {}, {}
+        held, self._held = self._held, []
+        for request in [*unanswered, *held]:
+            if not follower.accept(request):
+                self._held.append(request)
+
+    def _write_down(self, request: Request, said: Frozen) -> None:
+        cache_id = None if request.name in self._announced else self._cache.lookup(request)
+        if cache_id is None:
+            said.requests.append(request)
+        else:
+            said.ids.append(cache_id)
+        self._expect(_Said(request, cache_id))
 
     def _expect(self, said: _Said) -> None:
         name = said.request.name
@@ -184,6 +312,14 @@ class Negotiator:
             verdicts.append(decode_verdict(message))
         elif tag is Tag.ANNOUNCE and self.coordinator is not None:
             self.coordinator.hear(source, decode_announcement(message))
+        elif tag is Tag.COUNTER:
+            self._board.hear(source, decode_counter(message))
+            self.news = True
+        elif tag is Tag.FREEZE:
+            if decode_json(message) == self._era:
+                self.freeze()
+        elif tag is Tag.FROZEN and self.coordinator is not None:
+            self.coordinator.hear_frozen(source, decode_frozen(message))
         elif tag is Tag.FAREWELL:
             self.last_words[source] = decode_json(message)
         elif tag is Tag.GOODBYE and self.coordinator is not None:
