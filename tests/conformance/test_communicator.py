@@ -168,6 +168,24 @@ def test_another_thread_ends_a_wait(on_group):
     on_group(body)
 
 
+def test_a_ring_ends_a_wait_of_a_rank_of_the_same_host(on_group):
+    def body(comm):
+        segment = comm.shared_segment(0)
+        for k in range(1, 30):
+            segment.put(3, k)
+            for rank in range(comm.size):
+                if rank != comm.rank:
+                    comm.ring(rank)
+            while not all(segment.peek(rank, 3) >= k for rank in range(comm.size)):
+                comm.wait(math.inf)
+        segment.barrier()
+        assert [segment.peek(rank, 3) for rank in range(comm.size)] == [29] * comm.size
+        assert [segment.glimpse(comm.rank, 3, value) for value in (28, 29, 30)] == [True, True, False]
+        segment.close()
+
+    on_group(body)
+
+
 @HOSTS
 def test_a_message_ends_a_wait_without_time_limit(on_group, n_hosts):
     def body(comm):
