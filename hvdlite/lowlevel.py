@@ -284,7 +284,8 @@ def allreduce_at_once(
     if engine is None or not engine.is_scheduled:
         return False
     request = Request(Kind.ALLREDUCE, name, dtype, source.shape, op, -1, prescale, postscale)
-    return engine.allreduce_at_once(request, source, target)
+    flat = source.reshape(-1)
+    return engine.allreduce_at_once(request, flat, flat if target is source else target.reshape(-1))
 
 
 def start_empty(kind: Kind, name: str, process_set: ProcessSet, convert: Callable[[Any], Any] | None = None) -> Handle:

@@ -94,7 +94,10 @@ class FlagSegment:
             self._fence()  # whatever wakes the others comes after it
 
     def peek(self, rank: int, slot: int) -> int:
-        return self._flags[rank * _STRIDE + slot]
+        value = self._flags[rank * _STRIDE + slot]
+        if self._weak:
+            self._fence()  # what was written before the flag is read after it
+        return value
 
     def glimpse(self, rank: int, slot: int, value: int) -> bool:
         at = rank * _STRIDE + slot

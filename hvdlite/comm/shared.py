@@ -35,7 +35,7 @@ class SharedSegment(Protocol):
         """`publish` without waking anyone: for those who wait by other means."""
 
     def peek(self, rank: int, slot: int) -> int:
-        """Return the flag `slot` of `rank` as it is now."""
+        """Return the flag `slot` of `rank` as it is now. What that rank wrote before is then visible."""
 
     def glimpse(self, rank: int, slot: int, value: int) -> bool:
         """Return whether the flag `slot` of `rank` is at least `value`, after a short spin where that helps."""

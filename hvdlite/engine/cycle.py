@@ -7,6 +7,7 @@ calls a backend, and hands the results over.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from math import prod
@@ -20,7 +21,7 @@ from hvdlite.collectives.select import choose, make_backends
 from hvdlite.collectives.shared_memory import SharedMemoryBackend
 from hvdlite.comm.base import Communicator
 from hvdlite.config import Config
-from hvdlite.dtypes import SUPPORTED, ReduceOp, is_integer
+from hvdlite.dtypes import SUPPORTED, ReduceOp, is_half, is_integer
 from hvdlite.engine.inbox import Inbox, Submission
 from hvdlite.fusion.plan import FusionPlan, plan_fusion
 from hvdlite.kernels import Finish, Kernels
@@ -37,6 +38,21 @@ class _Way(NamedTuple):
     backend: Backend
     reason: str
     activity: str
+
+
+class How(NamedTuple):
+    """How one allreduce is run that is a batch of its own.
+
+    Attributes:
+        cost: of reading what another rank has shown, in bytes. Infinite where this is no way to reduce it.
+    """
+
+    nbytes: int
+    dtype: np.dtype[Any]
+    op: ReduceOp
+    finish: Finish
+    way: _Way
+    cost: float
 
 
 class Cycle:
@@ -78,7 +94,7 @@ class Cycle:
         self._warn_without_shared_memory()
         self._on_process_set, self._on_joined = on_process_set, on_joined
         self._choose = functools.lru_cache(_CHOICES)(self._make_choice)  # most steps are like the one before
-        self._how = functools.lru_cache(_CHOICES)(self._make_how)
+        self.how_one = functools.lru_cache(_CHOICES)(self._make_how)
         self._run: dict[Kind, Callable[[FusionPlan], None]] = {
             Kind.ALLREDUCE: self._allreduce,
             Kind.REDUCESCATTER: self._reducescatter,
@@ -119,28 +135,38 @@ class Cycle:
             self._running = False
             self._seconds += time.perf_counter() - self._started
 
-    def allreduce_one(self, response: Response, source: Array, target: Array) -> None:
-        """Run an allreduce that is a batch of its own. Its memory need not be in the inbox, nor any handle."""
-        nbytes, op, finish, way = self._how(response[2], response[3], response[4], *response[6:8])
+    def allreduce_one(
+        self, response: Response, how: How, source: Array, target: Array, shown: Sequence[Array] | None
+    ) -> None:
+        """Run an allreduce that is a batch of its own. Its memory need not be in the inbox, nor any handle.
+
+        Args:
+            source, target: flat.
+            shown: the values of all ranks, if they have shown them.
+        """
         responses = (response,)
         self._instrument.began(responses)
         self._started = time.perf_counter()
         self._running = True
-        self._instrument.activity(way.activity)
-        way.backend.allreduce([source.reshape(-1)], [target.reshape(-1)], op, response.prescale, finish)
+        self._instrument.activity(how.way.activity)
+        if shown is None:
+            how.way.backend.allreduce([source], [target], how.op, response.prescale, how.finish)
+        else:
+            with np.errstate(all="ignore"):
+                self._kernels.fold(how.op, shown, target, response.prescale, how.finish)
         self._last = response
-        self._instrument.operation(Operation(Kind.ALLREDUCE, responses, nbytes, way.reason, self._started))
+        self._instrument.operation(Operation(Kind.ALLREDUCE, responses, how.nbytes, how.way.reason, self._started))
         self._running = False
         self._seconds += time.perf_counter() - self._started
 
-    def _make_how(
-        self, dtype: str, shape: tuple[int, ...], op: ReduceOp, prescale: float, postscale: float
-    ) -> tuple[int, ReduceOp, Finish, _Way]:
+    def _make_how(self, dtype: str, shape: tuple[int, ...], op: ReduceOp, prescale: float, postscale: float) -> How:
         response = Response(Kind.ALLREDUCE, "", dtype, shape, op, -1, prescale, postscale)
         (plan,) = plan_fusion([response], 0)
         kept, wire_op = SUPPORTED[dtype], _wire_op(op)
         way = self._choose(Kind.ALLREDUCE, plan.nbytes, kept, wire_op)
-        return plan.nbytes, wire_op, _finish(response, kept, self._comm.size), way
+        shows = wire_op is not ReduceOp.ADASUM and isinstance(way.backend, SharedMemoryBackend)
+        cost = plan.nbytes * (_COST_OF_HALVES if is_half(kept) else 1) if shows else math.inf
+        return How(plan.nbytes, kept, wire_op, _finish(response, kept, self._comm.size), way, cost)
 
     @property
     def seconds(self) -> float:
@@ -152,7 +178,7 @@ class Cycle:
         self._knobs = knobs
         self._backends.tune(knobs)
         self._choose.cache_clear()
-        self._how.cache_clear()
+        self.how_one.cache_clear()
 
     @property
     def last_finished(self) -> str:
@@ -357,6 +383,7 @@ class Cycle:
 
 
 _LARGE = 2**30
+_COST_OF_HALVES = 4  # who reads half types converts them
 _CHOICES = 256  # remembered
 
 

@@ -31,6 +31,7 @@ from hvdlite.config import Config
 from hvdlite.engine.cycle import Cycle
 from hvdlite.engine.handle import Handle
 from hvdlite.engine.inbox import Inbox, Submission, call_site
+from hvdlite.engine.short_way import ShortWay
 from hvdlite.engine.stall import StallWatch
 from hvdlite.kernels import Kernels
 from hvdlite.messages import Knobs, Request, Response
@@ -104,6 +105,7 @@ class Engine:
         self._negotiator = Negotiator(
             comm, coordinator, self._stall.hear, instrument.answered, self._metrics.last_words, board
         )
+        self._short_way = ShortWay(self._negotiator, self._cycle, self._inbox)
         self._threshold = 0  # of fusion, as the last Verdict says
         limits = [limit / 2 for limit in (config.stall_warning, config.stall_shutdown) if limit]
         self._explained_after = min(limits, default=math.inf)
@@ -139,37 +141,36 @@ class Engine:
         Saves most of what `submit` and `drive` do for operations in any order.
 
         Args:
-            source, target: of one shape, C-contiguous, native-endian, of the dtype of the request.
+            source, target: flat, native-endian, of the dtype of the request.
 
         Returns:
             True: `target` has the result. A handle to wait for: other ranks have not come yet. False: nothing
             has been done.
         """
-        negotiator = self._negotiator
-        follower = negotiator.follower
+        follower = self._negotiator.follower
         if follower is None or self._tuner is not None or not self._driving.acquire(blocking=False):
             return False
-        left_to_caller = False
+        at_rest = True  # nothing of it is in flight
         try:
-            handle = Handle(request.name, driver=self)
-            submission = Submission(request, handle, since=time.monotonic())
-            if self._leaving is not None or self._ended or not self._inbox.submit_alone(submission, follower):
+            if self._leaving is not None or self._ended or not self._short_way.enter(request, source, follower):
                 return False
             try:
-                batch = negotiator.take(spin=True)
-                if batch is not None:
-                    self._cycle.allreduce_one(batch[0], source, target)
-                    self._inbox.remove(request.name)
+                if self._short_way.run(request, source, target, follower):
                     return True
-                submission.site = call_site()
-                submission.source, submission.target = Buffer.of(source), Buffer.of(target)
-            except BaseException as error:
+                error = None
+            except BaseException as caught:
+                error = caught
+            at_rest = False
+            handle = Handle(request.name, driver=self)
+            late = Submission(request, handle, Buffer.of(source), Buffer.of(target), site=call_site())
+            late.since = time.monotonic()
+            self._inbox.leave_alone(late)
+            if error is not None:
                 self._fail(error)
-            left_to_caller = True
             return handle
         finally:
             self._driving.release()
-            if not left_to_caller and (self._is_busy() or self._ended):
+            if at_rest and (self._is_busy() or self._ended):
                 self._rouse()
 
     def poison(self, requests: Sequence[Request]) -> None:
@@ -311,8 +312,10 @@ class Engine:
             return True
         verdicts = negotiator.advance()
         for verdict in verdicts:
+            follower = negotiator.follower
             for batch in negotiator.finish(verdict):
-                self._cycle.run(batch, self._threshold)
+                assert follower is not None
+                self._run(batch, follower)
             self._threshold = verdict.fusion_threshold
             if verdict.knobs is not None:
                 self._cycle.tune(verdict.knobs)
@@ -335,13 +338,17 @@ class Engine:
         """Run the next batch of the schedule if it is due. False if not; see then whether this rank must leave it."""
         batch = self._negotiator.take(spin=True)
         if batch is not None:
-            self._cycle.run(batch, self._threshold)
+            self._run(batch, follower)
             return True
         if not follower.broken and self._inbox.in_flight:
             self._doubt(follower)
         if follower.broken:
             self._negotiator.freeze(self._oldest(), self._awaited_beyond(follower))
         return False
+
+    def _run(self, batch: list[Response], follower: Follower) -> None:
+        if len(batch) > 1 or not self._short_way.run_late(batch[0], follower):
+            self._cycle.run(batch, self._threshold)
 
     def _doubt(self, follower: Follower) -> None:
         """Leave the schedule if this rank will not submit the rest of the next batch, as far as can be known.

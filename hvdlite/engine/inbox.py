@@ -74,6 +74,7 @@ class Inbox:
         self._in_flight: dict[str, Submission] = {}
         self._deferred: dict[str, deque[Submission]] = {}
         self._joining: Submission | None = None  # waits until nothing is deferred
+        self._alone: Request | None = None  # in flight without a Submission, see `submit_alone`
         self._closed: Callable[[Request], BaseException] | None = None
 
     def submit(self, submissions: Sequence[Submission]) -> None:
@@ -95,15 +96,17 @@ class Inbox:
                 name = submission.request.name
                 if submission.request.kind is Kind.JOIN and self._deferred:
                     self._joining = submission  # not before what was submitted before it
-                elif name in self._in_flight:
+                elif name in self._in_flight or (self._alone is not None and self._alone.name == name):
                     self._deferred.setdefault(name, deque()).append(submission)
                 else:
                     self._in_flight[name] = submission
                     self._offer(submission.request)
 
-    def submit_alone(self, submission: Submission, follower: Follower) -> bool:
-        """Take in what is all that `follower` runs next, while nothing else is in flight. False: it has not been."""
-        request = submission.request
+    def submit_alone(self, request: Request, follower: Follower, values: NDArray[Any] | None) -> bool:
+        """Take in what is all that `follower` runs next, while nothing else is in flight. False: it has not been.
+
+        Ended by `leave_alone`, by the same thread, which drives meanwhile.
+        """
         with self._lock:
             if (
                 self._closed is not None
@@ -111,17 +114,22 @@ class Inbox:
                 or self._new
                 or self._joining
                 or follower is not self._follower
+                or not follower.accept_alone(request, values)
             ):
                 return False
-            if not follower.accept_alone(request):
-                return False
-            self._in_flight[request.name] = submission
+            self._alone = request
         self._on_accepted(request)
         return True
 
-    def remove(self, name: str) -> None:
-        """Free the name of what needs no handing over."""
-        self._remove(name)
+    def leave_alone(self, submission: Submission | None) -> None:
+        """What came by `submit_alone` is done; or goes on as `submission`, like any other."""
+        with self._lock:
+            request, self._alone = self._alone, None
+            assert request is not None
+            if submission is not None:
+                self._in_flight[request.name] = submission
+            elif self._deferred:
+                self._release(request.name)
 
     def poison(self, requests: Sequence[Request]) -> None:
         """Let the other ranks know, in one message, that this one cannot take part (`problem` says why)."""
@@ -193,17 +201,20 @@ class Inbox:
     def _remove(self, name: str) -> Submission:
         with self._lock:
             submission = self._in_flight.pop(name)
-            if name in self._deferred:
-                following = self._deferred[name].popleft()
-                if not self._deferred[name]:
-                    del self._deferred[name]
-                self._in_flight[name] = following
-                self._offer(following.request)
-            if self._joining is not None and not self._deferred:
-                joining, self._joining = self._joining, None
-                self._in_flight[joining.request.name] = joining
-                self._offer(joining.request)
+            self._release(name)
         return submission
+
+    def _release(self, name: str) -> None:
+        if name in self._deferred:
+            following = self._deferred[name].popleft()
+            if not self._deferred[name]:
+                del self._deferred[name]
+            self._in_flight[name] = following
+            self._offer(following.request)
+        if self._joining is not None and not self._deferred:
+            joining, self._joining = self._joining, None
+            self._in_flight[joining.request.name] = joining
+            self._offer(joining.request)
 
     def _offer(self, request: Request) -> None:
         follower = self._follower
@@ -228,6 +239,8 @@ class Inbox:
             rivals = [self._in_flight[request.name]] if request.name in self._in_flight else []
             rivals += self._deferred.get(request.name, ())
             rivals += [self._joining] if self._joining is not None else []
+            if self._alone is not None and self._alone[:2] == request[:2]:
+                raise DuplicateNameError(request.name, "another thread")
             for rival in rivals:
                 if rival.request.kind is request.kind:
                     raise DuplicateNameError(request.name, rival.where)

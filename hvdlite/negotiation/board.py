@@ -13,23 +13,57 @@ tree, as the least of each subtree, and down again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.messages import encode_counter
 
+Array = NDArray[Any]
+
 _ERA = 2**40  # one more in the high bits
 _SLOT = 0  # flag of the segment
+_CELL_SLOT = 1  # flag of the first cell: which batch it holds
+_CELLS = 4  # of each rank: two for each of two eras
+_CELL_BYTES = 64 * 1024  # of all other ranks together: reading more of them takes longer than a second wait
+_LEAST_CELL = 1024
+_VIEWS = 256  # remembered
 _MOST_DIRECT = 16  # ranks
 _BRANCHES = 8
 
 
 class Board(Protocol):
-    """One rank's view. `publish` may be called by any thread, one at a time, if `any_thread`."""
+    """One rank's view. `publish` may be called by any thread, one at a time, if `any_thread`.
+
+    Attributes:
+        peers: who sends messages to this rank's board.
+        most_shown: how many bytes of values may go with a number; negative for none at all.
+    """
 
     any_thread: bool
-    peers: Sequence[int]  # who sends messages to this rank's board
+    peers: Sequence[int]
+    most_shown: int
+
+    def begin(self) -> None:
+        """A new era begins. Every rank calls this for each of them, before it publishes anything of it."""
+
+    def show(self, era: int, position: int, values: Array) -> None:
+        """Show what this rank gives to batch `position`, just before it publishes `position + 1`.
+
+        Only once it has run all batches before that one.
+
+        Args:
+            values: flat, at most `most_shown` bytes.
+        """
+
+    def shown(self, era: int, position: int, dtype: np.dtype[Any], n: int) -> list[Array] | None:
+        """Return the values that the ranks have shown for batch `position`, which all have published, in rank order.
+
+        None, on all ranks alike, if one of them has not. They may be read until this rank has run the batch.
+        """
 
     def publish(self, era: int, counter: int) -> None:
         """Show that this rank has submitted the first `counter` batches of `era`."""
@@ -48,14 +82,48 @@ class Board(Protocol):
 
 
 class SharedBoard:
-    """The ranks of one host. `segment` is this board's own."""
+    """The ranks of one host. `segment` is this board's own, and has room for `_CELLS` cells of `cell_bytes` each.
+
+    A cell is written again two batches later. By then every rank has read it: it has published the number after
+    that of the batch, which it did only after it had run the batch, or this rank could not have gone past the next
+    one without it. Across eras this holds for one batch only, so they take turns with two pairs of cells.
+    """
 
     any_thread = True
     peers: Sequence[int] = ()
 
-    def __init__(self, comm: Communicator, segment: SharedSegment) -> None:
-        self._comm, self._segment = comm, segment
+    def __init__(self, comm: Communicator, segment: SharedSegment, cell_bytes: int) -> None:
+        self._comm, self._segment, self.most_shown = comm, segment, cell_bytes
         self._others = [(comm.rank + k) % comm.size for k in range(1, comm.size)]
+        self._pair = 0
+        self._views: dict[tuple[np.dtype[Any], int], list[list[Array]]] = {}  # of each cell, of each rank
+
+    def begin(self) -> None:
+        self._pair ^= 2
+
+    def show(self, era: int, position: int, values: Array) -> None:
+        cell = self._pair | position & 1
+        self._view(values.dtype, values.size)[cell][self._comm.rank][:] = values
+        self._segment.put(_CELL_SLOT + cell, era * _ERA + position + 1)
+
+    def shown(self, era: int, position: int, dtype: np.dtype[Any], n: int) -> list[Array] | None:
+        cell, stamp, peek = self._pair | position & 1, era * _ERA + position + 1, self._segment.peek
+        for rank in range(self._comm.size):
+            if peek(rank, _CELL_SLOT + cell) != stamp:
+                return None
+        return self._view(dtype, n)[cell]
+
+    def _view(self, dtype: np.dtype[Any], n: int) -> list[list[Array]]:
+        views = self._views.get((dtype, n))
+        if views is None:
+            if len(self._views) == _VIEWS:
+                self._views.clear()
+            nbytes = n * dtype.itemsize
+            views = self._views[dtype, n] = [
+                [self._segment.block(rank)[start : start + nbytes].view(dtype) for rank in range(self._comm.size)]
+                for start in range(0, _CELLS * self.most_shown, self.most_shown)
+            ]
+        return views
 
     def publish(self, era: int, counter: int) -> None:
         self._segment.put(_SLOT, era * _ERA + counter)
@@ -83,6 +151,7 @@ class MessageBoard:
     """Ranks that share no memory, and a rank that is alone."""
 
     any_thread = False
+    most_shown = -1
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -96,6 +165,15 @@ class MessageBoard:
         self._mine = 0
         self._told_up = 0
         self._everyone = 0  # tree only: least of all ranks, as the root says
+
+    def begin(self) -> None:
+        pass
+
+    def show(self, era: int, position: int, values: Array) -> None:
+        raise AssertionError(f"{values.nbytes} bytes do not go with a number")
+
+    def shown(self, era: int, position: int, dtype: np.dtype[Any], n: int) -> list[Array] | None:
+        return None
 
     def publish(self, era: int, counter: int) -> None:
         self._mine = era * _ERA + counter
@@ -146,5 +224,10 @@ def open_board(comm: Communicator, shared_memory: bool) -> Board:
     Args:
         shared_memory: whether shared memory may be used; equal on all ranks.
     """
-    segment = comm.shared_segment(0) if shared_memory and comm.size > 1 else None
-    return MessageBoard(comm) if segment is None else SharedBoard(comm, segment)
+    if not shared_memory or comm.size == 1:
+        return MessageBoard(comm)
+    for cell_bytes in (max(_LEAST_CELL, _CELL_BYTES // (comm.size - 1) // 64 * 64), 0):
+        segment = comm.shared_segment(_CELLS * cell_bytes)
+        if segment is not None:
+            return SharedBoard(comm, segment, cell_bytes)
+    return MessageBoard(comm)

@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hvdlite.messages import Kind, Request, Response, Schedule, number_of
 from hvdlite.negotiation.board import Board
 from hvdlite.negotiation.cache import ResponseCache
 from hvdlite.negotiation.schedule import Numbering
+
+Array = NDArray[Any]
 
 
 class _Slot:
@@ -46,10 +51,13 @@ class Follower:
         position: batches that it has run.
         broken: this rank has something that is not in the schedule, or has heard that it ends.
         patience: see `messages.Schedule`.
+        most_shown: bytes of values that a rank may show together with its counter; negative for none at all.
     """
 
     def __init__(self, schedule: Schedule, era: int, cache: ResponseCache, rank: int, board: Board) -> None:
         self._era, self._board = era, board
+        board.begin()
+        self.most_shown = board.most_shown
         self.counter = self.position = 0
         self.broken = False
         self.patience = schedule.patience
@@ -98,21 +106,47 @@ class Follower:
                     self._count()
             return True
 
-    def accept_alone(self, request: Request) -> bool:
+    def accept_alone(self, request: Request, values: Array | None) -> bool:
         """`accept` a submission that is all of the batch that runs next, where nothing else is pending.
 
-        False, and nothing has changed, if that is not so.
+        Then `take_alone`. False, and nothing has changed, if that is not so.
+
+        Args:
+            values: of this rank, flat, to be shown to the others: at most `most_shown` bytes.
         """
         with self._lock:
-            cycle, batch = divmod(self.position, self._n)
+            position = self.position
+            cycle, batch = divmod(position, self._n)
             slots = self._batches[batch]
             if self.broken or self._pending or len(slots) != 1 or self._find(request) is not slots[0]:
                 return False
-            slots[0].count = cycle + 1
-            self._pending[request.name] = _Pending(request, self.position)
-            self._missing[batch] = 0
-            self._count()
+            if values is not None:
+                self._board.show(self._era, position, values)
+            slots[0].count = self._whole[batch] = cycle + 1
+            self.counter = position + 1  # and no further: nothing else is pending
+            self._publish()
             return True
+
+    def take_alone(self, request: Request) -> Response | None:
+        """Return the batch of `accept_alone` if every rank has submitted it, after a short spin: it must be run then.
+
+        None if not: it is pending then like any other.
+        """
+        position = self.position
+        cycle, batch = divmod(position, self._n)
+        if self._board.glimpse(self._era, position):
+            self.position = position + 1
+            return self._response(self._batches[batch][0], cycle)
+        with self._lock:
+            self._pending[request.name] = _Pending(request, position)
+        return None
+
+    def shown(self, dtype: np.dtype[Any], n: int) -> list[Array] | None:
+        """Return what each rank gives to the batch that was taken last, if all have shown it: `n` elements of `dtype`.
+
+        None, on all ranks alike, if they have not.
+        """
+        return self._board.shown(self._era, self.position - 1, dtype, n)
 
     def break_off(self) -> None:
         """Accept nothing more: the counter is final."""
@@ -178,6 +212,9 @@ class Follower:
             self.counter += 1
             whole[batch] += 1
             missing[batch] = sum(slot.count == whole[batch] for slot in self._batches[batch])
+        self._publish()
+
+    def _publish(self) -> None:
         if self._board.any_thread:
             self._published = self.counter
             self._board.publish(self._era, self._published)

@@ -157,6 +157,13 @@ class Negotiator:
             self._on_answered(batch)
         return batch
 
+    def take_alone(self, follower: Follower, request: Request) -> Response | None:
+        """Return the batch of `follower.accept_alone`, if all ranks run it now, or None. It must be run."""
+        response = follower.take_alone(request)
+        if response is not None:
+            self._on_answered((response,))
+        return response
+
     def freeze(self, waited: float = 0.0, awaited: str = "") -> None:
         """Leave the schedule: say how far this rank has come, and what else it wants.
 
