@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hvdlite.arrays import Array, as_array, contiguous, writable
+from hvdlite.at_once import reduce_array_at_once
 from hvdlite.engine.handle import GroupHandle, Handle
 from hvdlite.errors import InvalidRequestError
 from hvdlite.lowlevel import (
@@ -151,8 +152,15 @@ def grouped_reducescatter_async(
     return GroupHandle(_reducescatter(tensors, names, op, (prescale_factor, postscale_factor), process_set))
 
 
-allreduce = synchronous(
-    allreduce_async,
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """Return postscale * reduce(prescale * tensor) over the ranks of the set: the same bits on all of them.
 
     Args:
@@ -160,11 +168,25 @@ allreduce = synchronous(
         average: Horovod's old way to say op=Average (True) or op=Sum (False).
         op: Average (default), Sum, Min, Max, Product or Adasum. Sums of integers wrap in their own dtype, and
             averages of them truncate towards zero; float16 and bfloat16 are added in float32 and rounded once.
-    """,
-)
-allreduce_ = synchronous(
-    allreduce_async_, "Like `allreduce`, into `tensor`: a writable array of any strides, which is also returned."
-)
+    """
+    factors = prescale_factor, postscale_factor
+    return _allreduce_and_wait(tensor, average, name, op, factors, process_set, in_place=False)
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Like `allreduce`, into `tensor`: a writable array of any strides, which is also returned."""
+    factors = prescale_factor, postscale_factor
+    return _allreduce_and_wait(tensor, average, name, op, factors, process_set, in_place=True)
+
+
 grouped_allreduce = synchronous(
     grouped_allreduce_async,
     "Like `allreduce` on each of `tensors`, which become ready together: all are reduced, or all raise. A list.",
@@ -322,6 +344,24 @@ def _allreduce(
         op = resolve_op(*how)
         items = [into(tensor, "allreduce_") for tensor in tensors]
     return start(Kind.ALLREDUCE, names, items, process_set, op=op, prescale=factors[0], postscale=factors[1])
+
+
+def _allreduce_and_wait(
+    tensor: Any,
+    average: bool | None,
+    name: str | None,
+    op: int | None,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    in_place: bool,
+) -> Any:
+    name = name_for(Kind.ALLREDUCE, name, process_set)
+    if average is None:
+        output = reduce_array_at_once(tensor, name, op, *factors, process_set, in_place)
+        if output is not None:
+            return output
+    into = _to_same if in_place else _to_new
+    return _allreduce([tensor], [name], (op, average), factors, process_set, into)[0].wait()
 
 
 def _reducescatter(

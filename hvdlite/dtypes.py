@@ -55,6 +55,11 @@ def name_of(dtype: np.dtype[Any]) -> str:
         return _NAME_OF[canonical(dtype)]
 
 
+def find_name(dtype: np.dtype[Any]) -> str | None:
+    """Return `name_of` a dtype of native byte order that can be communicated, else None."""
+    return _NAME_OF.get(dtype)
+
+
 def is_half(dtype: np.dtype[Any]) -> bool:
     """True for the 16-bit floats, which accumulate in float32 and are rounded once."""
     return dtype in _HALF

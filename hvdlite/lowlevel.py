@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite import runtime
+from hvdlite.at_once import allreduce_at_once
 from hvdlite.basics import HorovodBasics
 from hvdlite.buffers import Buffer, describe
 from hvdlite.comm.arena import Home, SharedBuffer
@@ -257,35 +258,6 @@ def start(
             submissions.append(_submission(request, item, engine, home))
         engine.submit(submissions)  # a name that is still in flight here may be free on other ranks
     return [submission.handle for submission in submissions]
-
-
-def allreduce_at_once(
-    name: str,
-    dtype: str,
-    source: Array,
-    target: Array,
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    set_id: int | None,
-) -> Handle | bool:
-    """Allreduce one tensor on the caller's thread, if that is what the ranks have learned to do next. Collective.
-
-    Arguments need no checks: only what all ranks have agreed on before is done.
-
-    Args:
-        dtype: name, as `dtypes.SUPPORTED` has it.
-        source, target: C-contiguous, native-endian, of one shape and that dtype.
-
-    Returns:
-        True: `target` has the result. A handle: wait for it. False: nothing has been done; `start` it.
-    """
-    engine = runtime.current("allreduce").find_engine(set_id)
-    if engine is None or not engine.is_scheduled:
-        return False
-    request = Request(Kind.ALLREDUCE, name, dtype, source.shape, op, -1, prescale, postscale)
-    flat = source.reshape(-1)
-    return engine.allreduce_at_once(request, flat, flat if target is source else target.reshape(-1))
 
 
 def start_empty(kind: Kind, name: str, process_set: ProcessSet, convert: Callable[[Any], Any] | None = None) -> Handle:

@@ -9,24 +9,19 @@ from typing import Any
 
 import torch
 
-from hvdlite import ProcessSet
-from hvdlite.lowlevel import ReduceOp, allreduce_at_once
+from hvdlite.lowlevel import allreduce_at_once
 
 from .tensors import as_array
 
 _NAMES = "uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64"
 _DTYPES = {getattr(torch, name): name for name in _NAMES.split()}
-_OPS: dict[Any, ReduceOp] = {None: ReduceOp.AVERAGE, **{int(op): op for op in ReduceOp}}
 
 
 def reduce_at_once(
     tensor: Any, name: str, op: Any, prescale: Any, postscale: Any, process_set: Any, in_place: bool
 ) -> torch.Tensor | None:
     """Return the allreduced tensor, or None where this way does not lead there: then nothing has been done."""
-    known = _OPS.get(op) if op is None or type(op) in (int, ReduceOp) else None
-    if known is None or type(prescale) is not float or type(postscale) is not float:
-        return None
-    if type(process_set) is not ProcessSet or not _is_plain(tensor, in_place):
+    if not _is_plain(tensor, in_place):
         return None
     try:
         source = as_array(tensor)
@@ -35,12 +30,8 @@ def reduce_at_once(
     except (RuntimeError, TypeError):  # a tensor of torch.func, for one
         return None
     dtype = _DTYPES[tensor.dtype]
-    done = allreduce_at_once(name, dtype, source, target, known, prescale, postscale, process_set.process_set_id)
-    if done is False:
-        return None
-    if done is not True:
-        done.wait()
-    return output
+    done = allreduce_at_once(name, dtype, source, target, op, prescale, postscale, process_set)
+    return output if done else None
 
 
 def _is_plain(tensor: Any, in_place: bool) -> bool:

@@ -152,14 +152,20 @@ class Engine:
             return False
         at_rest = True  # nothing of it is in flight
         try:
-            if self._leaving is not None or self._ended or not self._short_way.enter(request, source, follower):
+            if self._leaving is not None or self._ended:
                 return False
+            how = self._short_way.enter(request, source, follower)
+            if how is None:
+                return False
+            self.waits.begin()
+            error = None
             try:
-                if self._short_way.run(request, source, target, follower):
+                if self._short_way.run(request, how, source, target, follower):
                     return True
-                error = None
             except BaseException as caught:
                 error = caught
+            finally:
+                self.waits.end()
             at_rest = False
             handle = Handle(request.name, driver=self)
             late = Submission(request, handle, Buffer.of(source), Buffer.of(target), site=call_site())

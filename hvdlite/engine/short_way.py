@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hvdlite.engine.cycle import Cycle
+from hvdlite.engine.cycle import Cycle, How
 from hvdlite.engine.inbox import Inbox
 from hvdlite.messages import Kind, Request, Response
 from hvdlite.negotiation.follower import Follower
@@ -28,42 +28,38 @@ class ShortWay:
     def __init__(self, negotiator: Negotiator, cycle: Cycle, inbox: Inbox) -> None:
         self._negotiator, self._cycle, self._inbox = negotiator, cycle, inbox
 
-    def enter(self, request: Request, source: Array, follower: Follower) -> bool:
-        """Submit `request` if it is all that comes next. False: it is not, and nothing has been done.
+    def enter(self, request: Request, source: Array, follower: Follower) -> How | None:
+        """Submit `request` if it is all that comes next. None: it is not, and nothing has been done.
 
         Args:
             source: flat.
         """
         how = self._cycle.how_one(request[2], request[3], request[4], *request[6:8])
-        return self._inbox.submit_alone(request, follower, source if how.cost <= follower.most_shown else None)
+        shown = source if how.cost <= follower.most_shown else None
+        return how if self._inbox.submit_alone(request, follower, shown) else None
 
-    def run(self, request: Request, source: Array, target: Array, follower: Follower) -> bool:
+    def run(self, request: Request, how: How, source: Array, target: Array, follower: Follower) -> bool:
         """Run what has been entered. False if other ranks have not come yet: then it becomes a Submission."""
         response = self._negotiator.take_alone(follower, request)
         if response is None:
             return False
-        self._reduce(response, source, target, follower)
+        self._cycle.allreduce_one(response, how, source, target, self._shown(how, target, follower))
         self._inbox.leave_alone(None)
         return True
 
     def run_late(self, response: Response, follower: Follower) -> bool:
         """Run a batch of the schedule for which all ranks have shown their values. False: they have not."""
-        if response.kind is not Kind.ALLREDUCE:
-            return False
-        submission = self._inbox.get(response.name)
+        submission = self._inbox.get(response.name) if response.kind is Kind.ALLREDUCE else None
         if submission is None or submission.source is None or submission.target is None:
             return False
-        if not self._reduce(response, submission.source.host(), submission.target.host(), follower, only_shown=True):
+        how = self._cycle.how_one(response[2], response[3], response[4], *response[6:8])
+        target = submission.target.host()
+        shown = self._shown(how, target, follower)
+        if shown is None:
             return False
+        self._cycle.allreduce_one(response, how, submission.source.host(), target, shown)
         self._inbox.finish(response.name, submission.value)
         return True
 
-    def _reduce(
-        self, response: Response, source: Array, target: Array, follower: Follower, only_shown: bool = False
-    ) -> bool:
-        how = self._cycle.how_one(response[2], response[3], response[4], *response[6:8])
-        shown = follower.shown(how.dtype, target.size) if how.cost <= follower.most_shown else None
-        if shown is None and only_shown:
-            return False
-        self._cycle.allreduce_one(response, how, source, target, shown)
-        return True
+    def _shown(self, how: How, target: Array, follower: Follower) -> list[Array] | None:
+        return follower.shown(how.dtype, target.size) if how.cost <= follower.most_shown else None

@@ -24,7 +24,9 @@ class _Slot:
 
     __slots__ = ("batch", "count", "fields", "place", "request", "response")
 
-    def __init__(self, response: Response, batch: int, request: Request | None, fields: object, place: int) -> None:
+    def __init__(
+        self, response: Response, batch: int, request: Request | None, fields: tuple[object, ...], place: int
+    ) -> None:
         self.response, self.batch = response, batch
         self.request = request  # of this rank, if the operation has a name
         self.fields, self.place = fields, place  # what this rank's requests must be beyond kind and name, else
@@ -71,7 +73,7 @@ class Follower:
             slots = []
             for entry in batch:
                 if isinstance(entry, int):
-                    slot = _Slot(cache.response(entry), number, cache.request(entry), None, 0)
+                    slot = _Slot(cache.response(entry), number, cache.request(entry), (), 0)
                     self._by_name[slot.response.name] = slot
                 else:
                     siblings = self._by_kind.setdefault(entry.kind, [])
@@ -118,7 +120,7 @@ class Follower:
             position = self.position
             cycle, batch = divmod(position, self._n)
             slots = self._batches[batch]
-            if self.broken or self._pending or len(slots) != 1 or self._find(request) is not slots[0]:
+            if self.broken or self._pending or len(slots) != 1 or request != self._request(slots[0], cycle):
                 return False
             if values is not None:
                 self._board.show(self._era, position, values)
@@ -133,9 +135,9 @@ class Follower:
         None if not: it is pending then like any other.
         """
         position = self.position
-        cycle, batch = divmod(position, self._n)
         if self._board.glimpse(self._era, position):
             self.position = position + 1
+            cycle, batch = divmod(position, self._n)
             return self._response(self._batches[batch][0], cycle)
         with self._lock:
             self._pending[request.name] = _Pending(request, position)
@@ -219,10 +221,18 @@ class Follower:
             self._published = self.counter
             self._board.publish(self._era, self._published)
 
+    def _request(self, slot: _Slot, cycle: int) -> tuple[object, ...]:
+        if slot.request is not None:
+            return slot.request
+        return (slot.response.kind, self._numbering.name(slot.response.kind, slot.place, cycle), *slot.fields)
+
     def _response(self, slot: _Slot, cycle: int) -> Response:
         if slot.request is not None:
             return slot.response
-        return slot.response._replace(name=self._numbering.name(slot.response.kind, slot.place, cycle))
+        kind = slot.response.kind
+        return Response(
+            kind, self._numbering.name(kind, slot.place, cycle), *slot.response[2:]
+        )  # quicker than _replace
 
 
 def expected_fields(response: Response, rank: int) -> tuple[object, ...]:

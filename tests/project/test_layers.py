@@ -16,8 +16,8 @@ LAYERS: list[list[str | tuple[str, ...]]] = [
     ["engine", "tuning.tuner"],
     [(
         "",  # hvdlite/__init__.py
-        "api", "arrays", "basics", "exits", "lifecycle", "lowlevel", "objects", "process_set", "queries", "runtime",
-        "testing",
+        "api", "arrays", "at_once", "basics", "exits", "lifecycle", "lowlevel", "objects", "process_set", "queries",
+        "runtime", "testing",
     )],
 ]
 # fmt: on

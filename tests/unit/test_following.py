@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import numpy as np
 import pytest
 
 from hvdlite.engine.handle import Handle
@@ -318,3 +319,61 @@ def test_a_counter_wakes_a_rank_that_sleeps():
                 comm.wait(20.0)
 
     run_ranks(2, body, timeout=10.0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_values_are_shown_together_with_counters(size):
+    def body(comm):
+        board = open_board(comm, shared_memory=True)
+        found = []
+        for era, positions in ((1, 3), (3, 1), (5, 4)):
+            board.begin()
+            for position in range(positions):
+                some_do_not = position == 2
+                if not (some_do_not and comm.rank == 1):
+                    board.show(era, position, np.full(3, 100.0 * era + 10 * comm.rank + position))
+                board.publish(era, position + 1)
+                comm.barrier()
+                shown = board.shown(era, position, np.dtype(float), 3)
+                found.append(shown and [block.tolist() for block in shown])
+                comm.barrier()
+        board.close()
+        return found
+
+    expected = [
+        None if position == 2 else [[100.0 * era + 10 * rank + position] * 3 for rank in range(size)]
+        for era, positions in ((1, 3), (3, 1), (5, 4))
+        for position in range(positions)
+    ]
+    assert run_ranks(size, body) == [expected] * size
+
+
+def test_the_last_values_of_an_era_outlast_the_first_of_the_next():
+    def body(comm):
+        board = open_board(comm, shared_memory=True)
+        board.begin()
+        board.show(1, 0, np.array([1 + comm.rank]))
+        comm.barrier()
+        shown = board.shown(1, 0, np.dtype(int), 1)
+        comm.barrier()
+        if comm.rank == 0:  # is ahead of the other one
+            board.begin()
+            board.show(3, 0, np.array([8]))
+        comm.barrier()
+        return [int(block[0]) for block in shown]
+
+    assert run_ranks(2, body) == [[1, 2]] * 2
+
+
+def test_a_board_without_room_for_values_shows_counters(monkeypatch):
+    def body(comm):
+        make = comm.shared_segment
+        comm.shared_segment = lambda nbytes: None if nbytes else make(0)
+        board = open_board(comm, shared_memory=True)
+        board.begin()
+        board.publish(1, 1)
+        comm.barrier()
+        return board.reached(1, 0), board.most_shown
+
+    assert run_ranks(2, body) == [(True, 0)] * 2
+    assert MessageBoard(End({}, 0, 1)).most_shown < 0

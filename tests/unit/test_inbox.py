@@ -93,6 +93,50 @@ def test_another_kind_under_the_same_name_waits_its_turn():
     assert (first.handle.wait(), second.handle.wait()) == (1, 2)
 
 
+class Follows:
+    """A Follower to which everything fits."""
+
+    counter, broken = 0, False
+
+    def accept(self, request):
+        return True
+
+    def accept_alone(self, request, values):
+        return True
+
+
+def test_what_is_alone_keeps_its_name():
+    inbox, follower = Inbox(), Follows()
+    inbox.follow(follower)
+    request = Request(Kind.ALLREDUCE, "w")
+    assert inbox.submit_alone(request, follower, None)
+    with pytest.raises(DuplicateNameError, match=r"'w'.*another thread"):
+        inbox.submit([submission("w")])
+    later, other = submission("w", Kind.BROADCAST), submission("v")
+    inbox.submit([later])
+    inbox.submit([other])
+    assert list(inbox.in_flight) == ["v"]
+    inbox.leave_alone(None)
+    assert list(inbox.in_flight) == ["v", "w"]
+    assert inbox.get("w") is later
+    assert not inbox.submit_alone(Request(Kind.ALLREDUCE, "u"), follower, None)  # not while others are in flight
+
+
+def test_what_is_alone_may_go_on_like_any_other():
+    inbox, follower = Inbox(), Follows()
+    inbox.follow(follower)
+    assert not inbox.submit_alone(Request(Kind.ALLREDUCE, "w"), Follows(), None)
+    assert inbox.submit_alone(Request(Kind.ALLREDUCE, "w"), follower, None)
+    assert not inbox.has_work
+    one, later = submission("w"), submission("w", Kind.BROADCAST)
+    inbox.submit([later])
+    inbox.leave_alone(one)
+    assert inbox.get("w") is one
+    inbox.finish("w", 3)
+    assert one.handle.wait() == 3
+    assert inbox.get("w") is later
+
+
 def test_closing_fails_what_is_there_and_what_comes():
     inbox = Inbox()
     waiting = [submission("a"), submission("b"), submission("a", Kind.BROADCAST)]

@@ -1,0 +1,69 @@
+"""Where callers enter the short way of an allreduce that they wait for (`engine.short_way`).
+
+Everything that is not plain goes the general way, which knows all cases and says what is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdlite import runtime
+from hvdlite.dtypes import ReduceOp, find_name
+from hvdlite.messages import Kind, Request
+from hvdlite.process_set import ProcessSet
+
+Array = NDArray[Any]
+
+_OPS: dict[Any, ReduceOp] = {None: ReduceOp.AVERAGE, **{int(op): op for op in ReduceOp}}
+
+
+def allreduce_at_once(
+    name: str, dtype: str, source: Array, target: Array, op: Any, prescale: Any, postscale: Any, process_set: Any
+) -> bool:
+    """Allreduce one tensor on the caller's thread, if that is what the ranks have learned to do next. Collective.
+
+    What `name` to `process_set` are need not be checked before: only what all ranks have agreed on is done.
+
+    Args:
+        dtype: name, as `dtypes.SUPPORTED` has it.
+        source, target: C-contiguous, native-endian, of one shape and that dtype; may be the same.
+        op, prescale, postscale, process_set: as the caller gave them; no `op` means the average.
+
+    Returns:
+        True: `target` has the result. False: nothing has been done; go the general way.
+
+    Raises:
+        HorovodInternalError: the ranks differ, or one could not take part.
+    """
+    known = _OPS.get(op) if op is None or type(op) in (int, ReduceOp) else None
+    if known is None or type(prescale) is not float or type(postscale) is not float:
+        return False
+    if type(process_set) is not ProcessSet:
+        return False
+    engine = runtime.current("allreduce").find_engine(process_set.process_set_id)
+    if engine is None or not engine.is_scheduled:
+        return False
+    request = Request(Kind.ALLREDUCE, name, dtype, source.shape, known, -1, prescale, postscale)
+    flat = source.reshape(-1)
+    done = engine.allreduce_at_once(request, flat, flat if target is source else target.reshape(-1))
+    if isinstance(done, bool):
+        return done
+    done.wait()
+    return True
+
+
+def reduce_array_at_once(
+    tensor: Any, name: str, op: Any, prescale: Any, postscale: Any, process_set: Any, in_place: bool
+) -> Array | None:
+    """Return the allreduced array, or None where this way does not lead there: then nothing has been done."""
+    if type(tensor) is not np.ndarray or not tensor.flags.c_contiguous or (in_place and not tensor.flags.writeable):
+        return None
+    dtype = find_name(tensor.dtype)
+    if dtype is None:
+        return None
+    output = tensor if in_place else np.empty(tensor.shape, tensor.dtype)
+    done = allreduce_at_once(name, dtype, tensor, output, op, prescale, postscale, process_set)
+    return output if done else None
