@@ -79,8 +79,8 @@ class Item(NamedTuple):
             shape, returns (flat array over the new memory, what `convert` gets for it).
         value: what `convert` gets when `target` is filled.
         convert: makes the handle's result; called once, on the thread that waits.
-        home: the shared buffer in which `source` lies, where `target` is the same memory (allreduce). Where
-            it lies at the same place on all ranks it is reduced there, without a copy; else like any other.
+        home: the shared buffer in which `target` lies (allreduce). Where it lies at the same place on all ranks
+            it is reduced there: without a copy where it is `source`, too, else with a copy of what other ranks reduce.
     """
 
     source: Array
@@ -249,8 +249,8 @@ def start(
                 )
             rows = _rows_for_each(name, source, splits, len(engine.members)) if kind is Kind.ALLTOALL else ()
             home = None
-            if item.home is not None and kind is Kind.ALLREDUCE and item.target is source:
-                home = item.home.home_of(source, engine.group)
+            if item.home is not None and kind is Kind.ALLREDUCE and item.target is not None:
+                home = item.home.home_of(item.target, engine.group)
             request = Request(
                 kind, name, name_of(dtype), source.shape, op, root, *factors, rows, "cpu",
                 group, len(names) if group else 0, "", home[:2] if home else (),

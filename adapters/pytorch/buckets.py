@@ -78,6 +78,9 @@ class Bucket(Protocol):
     def move_in(self) -> None:
         """Take gradients over that live in an older buffer."""
 
+    def release(self) -> None:
+        """A new round begins, or the gradients are cleared: let go of what the last one has left."""
+
 
 class _Buffer:
     """Flat memory, and a view into it for each parameter."""
@@ -98,16 +101,33 @@ class _Buffer:
     def item(self) -> Item:
         return self._item
 
+    def release(self) -> None:
+        pass
+
 
 class ViewBucket(_Buffer):
-    """A buffer in which gradients live, with the strides of their parameters where these are dense."""
+    """A buffer in which gradients live, with the strides of their parameters where these are dense.
+
+    A large gradient that autograd has just made need not be copied into it: it is *lent*, that is, reduced from where
+    it is into the buffer, and becomes a view only then. The memory that it had is given back when gradients are
+    cleared, as without us: given back at once, it would be taken from the process, and come back page by page.
+
+    Args:
+        lends: gradients may be lent. No compression wants all of them in one piece.
+    """
 
     views = True
 
-    def __init__(self, parameters: Parameters, memory: torch.Tensor, home: SharedBuffer | None) -> None:
+    def __init__(
+        self, parameters: Parameters, memory: torch.Tensor, home: SharedBuffer | None, lends: bool = False
+    ) -> None:
         super().__init__(parameters, memory, home)
         self._kept, self._version = -1, 0
         self._owned = [False] * len(parameters)
+        self._lends = lends and len(parameters) == 1 and memory.nbytes >= ALONE_BYTES
+        self._lent: torch.Tensor | None = None
+        self._lent_version = 0
+        self._spent: torch.Tensor | None = None  # was lent
 
     def _place(self, memory: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         return memory.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
@@ -121,8 +141,17 @@ class ViewBucket(_Buffer):
         here = self.parameters[first].grad is self.places[first]
         return first if here and self._kept not in (-1, self.memory._version) else None
 
+    def item(self) -> Item:
+        if self._lent is None:
+            return self._item
+        return self._item._replace(source=as_array(self._lent.as_strided(self.memory.shape, (1,))))
+
     def fill(self, wanted: Sequence[bool]) -> None:
         """A gradient that is sparse becomes dense."""
+        self._lent = self.parameters[0].grad if self._lends and self._fits() else None
+        if self._lent is not None:
+            self._lent_version, self._version, self._kept = self._lent._version, self.memory._version, -1
+            return
         empty = self._adopt(range(len(self.parameters)))
         for i in empty:
             self.places[i].zero_()
@@ -132,13 +161,32 @@ class ViewBucket(_Buffer):
         self._version, self._kept = self.memory._version, -1
 
     def intact(self) -> bool:
+        if self._lent is not None:
+            same = self.parameters[0].grad is self._lent and self._lent._version == self._lent_version
+            return same and self.memory._version == self._version
         for parameter, place, owned in zip(self.parameters, self.places, self._owned, strict=True):
             if owned and parameter.grad is not place:
                 return False
         return self.memory._version == self._version
 
     def unload(self) -> None:
-        pass
+        if self._lent is not None:
+            self.parameters[0].grad = self.places[0]
+            self._spent, self._lent = self._lent, None
+
+    def release(self) -> None:
+        self._spent = self._lent = None
+
+    def _fits(self) -> bool:
+        """Return whether the gradient is where autograd has put it, and laid out as in the buffer."""
+        gradient, place = self.parameters[0].grad, self.places[0]
+        if gradient is None or gradient is place or gradient.layout is not torch.strided or gradient.requires_grad:
+            return False
+        if gradient.dtype is not place.dtype or gradient.shape != place.shape or gradient.stride() != place.stride():
+            return False
+        if gradient.is_conj() or gradient.is_neg() or gradient.device != place.device:
+            return False
+        return gradient.untyped_storage().data_ptr() != self.memory.untyped_storage().data_ptr()
 
     def give(self) -> None:
         for parameter, place in zip(self.parameters, self.places, strict=True):
@@ -249,12 +297,13 @@ class CopyBucket(_Buffer):
 
 
 def make_buckets(
-    pieces: Sequence[Parameters], views: bool, sparse_as_dense: bool, process_set: ProcessSet
+    pieces: Sequence[Parameters], views: bool, sparse_as_dense: bool, process_set: ProcessSet, lends: bool = False
 ) -> list[Bucket]:
     """Return a bucket for each piece. Collective over the set: their memory is shared where it can be.
 
     Args:
         pieces: parameters of one dtype each, the same on all ranks.
+        lends: see `ViewBucket`.
     """
     lengths = [_nbytes(piece) for piece in pieces]
     starts = [0, *itertools.accumulate(-(-length // _ALIGN) * _ALIGN for length in lengths)]
@@ -266,7 +315,10 @@ def make_buckets(
         else:  # not slices of one tensor: they would share its version, and changes of one be changes of all
             memory = torch.from_numpy(home.array[start : start + length])
         memory = memory.view(piece[0].dtype)
-        buckets.append(ViewBucket(piece, memory, home) if views else CopyBucket(piece, memory, home, sparse_as_dense))
+        if views:
+            buckets.append(ViewBucket(piece, memory, home, lends))
+        else:
+            buckets.append(CopyBucket(piece, memory, home, sparse_as_dense))
     return buckets
 
 

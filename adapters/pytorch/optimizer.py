@@ -208,7 +208,7 @@ class _Wrapping:
         buckets = iter(
             make_buckets(
                 [piece.parameters for piece in pieces if piece.bucketed], settings.views, settings.sparse_as_dense,
-                settings.process_set,
+                settings.process_set, settings.compression is NoneCompressor,
             )
         )  # fmt: skip
         bundles = []

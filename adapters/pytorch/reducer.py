@@ -175,6 +175,8 @@ class GradientReducer:
         if isinstance(self._fleet.error, OrderError):
             self._fleet.error = None
         self.begin_round()
+        for bundle in self._bundles:
+            bundle.release()
 
     def forget(self) -> None:
         """End what is in flight, whatever becomes of it. Collective, like `finish`."""

@@ -77,6 +77,7 @@ class Bundle:
     def begin(self, passes: int) -> None:
         """Begin a round: what is frozen now takes no part in it."""
         self.started, unready = False, 0
+        self.release()
         for slot in self.slots:
             slot.left, slot.fired = passes, False
             slot.wanted = wanted = slot.parameter.requires_grad
@@ -123,6 +124,11 @@ class Bundle:
             return next((self.slots[i].name for i in fired if self.slots[i].changed()), "")
         i = self.bucket.changed(fired) if fired else None
         return "" if i is None else self.slots[i].name
+
+    def release(self) -> None:
+        """Let go of memory that the last round has left."""
+        if self.bucket is not None:
+            self.bucket.release()
 
     def dissolve(self) -> None:
         """Some gradient is sparse on some rank: from now on each travels for itself."""

@@ -6,6 +6,7 @@ so two waits, whatever the size, and the caller may write its tensors at once.
 
                                     bytes copied + bytes reduced per rank      S = buffer bytes, P = ranks
     in place (shared buffers)       S (P - 1) / P + S
+    into shared buffers             2 S (P - 1) / P + S
     through the peers' memory       2 S (P - 1) / P + S
 
 The other way, through blocks of shared memory, copies S and reduces P S, or copies 2 S and reduces S, in many
@@ -15,7 +16,8 @@ rounds with a wait each (`collectives/shared_memory.py`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +78,13 @@ class Direct:
         self._layout_of.cache_clear()
 
     def in_place(
-        self, blocks: Sequence[Array], dtype: np.dtype[Any], starts: Sequence[int], lengths: Sequence[int], how: How
+        self,
+        blocks: Sequence[Array],
+        dtype: np.dtype[Any],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        how: How,
+        sources: Sequence[Array | None] = (),
     ) -> None:
         """Reduce values of `blocks`, the memory of each rank that all ranks see. See `SharedMemoryBackend`."""
         runs = _joined_runs(dtype.itemsize, starts, lengths)
@@ -86,16 +94,35 @@ class Direct:
         me, size = self._comm.rank, self._comm.size
         values = [block[: block.nbytes // dtype.itemsize * dtype.itemsize].view(dtype) for block in blocks]
         line, step = _LINE // dtype.itemsize, self._step // dtype.itemsize
+        # Cut by what all ranks know: which values lie elsewhere is each rank's own affair.
+        bounds = [[low + cut for cut in split_aligned(high - low, size, line)] for low, high in runs]
+        elsewhere = [(at // dtype.itemsize, s) for at, s in zip(starts, sources, strict=False) if s is not None]
+        elsewhere.sort(key=operator.itemgetter(0))
+        for cuts in bounds if elsewhere else ():
+            self._show(values[me], elsewhere, cuts[0], cuts[me])
+            self._show(values[me], elsewhere, cuts[me + 1], cuts[-1])
         self._enter()
-        for low, high in runs:
-            cuts = split_aligned(high - low, size, line)
-            for first, end in chunks(cuts[me + 1] - cuts[me], step):
-                at = low + cuts[me] + first
-                parts = [value[at : at + end - first] for value in values]
-                self._kernels.fold(op, parts, parts[me], prescale, finish)
-                for other in self._others:
-                    parts[other][:] = parts[me]
+        for cuts in bounds:
+            for low, high, source in _stretches(cuts[me], cuts[me + 1], elsewhere):
+                for first, end in chunks(high - low, step):
+                    parts = [value[low + first : low + end] for value in values]
+                    terms, into = parts, parts[me]
+                    if source is not None:
+                        # What was just read is written at less cost than what is not in the cache.
+                        terms, into = list(parts), parts[self._others[0]]
+                        terms[me] = source[first:end]
+                    self._kernels.fold(op, terms, into, prescale, finish)
+                    for part in parts:
+                        if part is not into:
+                            part[:] = into
         self._leave()
+
+    @staticmethod
+    def _show(values: Array, elsewhere: Sequence[tuple[int, Array]], low: int, high: int) -> None:
+        """Let others see what lies elsewhere and belongs between `low` and `high` of this rank's `values`."""
+        for start, stop, source in _stretches(low, high, elsewhere):
+            if source is not None:
+                values[start:stop] = source
 
     def through_peers(self, sources: Sequence[Array], targets: Sequence[Array], how: How) -> None:
         """Reduce `sources` into `targets`, as `Backend.allreduce`."""
@@ -241,6 +268,26 @@ class _Layout:
         if mine:
             self.pieces.append(_Piece(first, len(parts), sum(p.stop - p.start for p in mine), mine))
         return len(parts)
+
+
+def _stretches(low: int, high: int, elsewhere: Sequence[tuple[int, Array]]) -> Iterator[tuple[int, int, Array | None]]:
+    """Cut what lies between `low` and `high` where tensors begin and end whose values are elsewhere.
+
+    Yields the first and last element, exclusive, and where its values are, or None.
+
+    Args:
+        elsewhere: first elements of such tensors, in order, and their values.
+    """
+    for begin, source in elsewhere:
+        start, stop = max(low, begin), min(high, begin + source.size)
+        if start >= stop:
+            continue
+        if low < start:
+            yield low, start, None
+        yield start, stop, source[start - begin : stop - begin]
+        low = stop
+    if low < high:
+        yield low, high, None
 
 
 def _joined_runs(itemsize: int, starts: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:

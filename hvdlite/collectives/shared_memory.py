@@ -128,6 +128,7 @@ class SharedMemoryBackend(Backend):
         op: ReduceOp,
         prescale: float = 1.0,
         finish: Finish = NO_FINISH,
+        sources: Sequence[Array | None] = (),
     ) -> None:
         """Reduce values where they lie, in memory that all ranks see. No copy, and the bits that `allreduce` gives.
 
@@ -138,9 +139,11 @@ class SharedMemoryBackend(Backend):
             blocks: flat uint8 memory of each rank (`Communicator.shared_blocks`).
             starts: byte at which each tensor begins, in every block; a multiple of the item's size.
             lengths: elements of each tensor.
+            sources: of each tensor, flat, where this rank's values are if not in its block: only what other ranks
+                reduce of them is copied there. Ranks may differ in this. None at all: all are in the block.
         """
         with np.errstate(all="ignore"):
-            self._direct.in_place(blocks, dtype, starts, lengths, (op, prescale, finish))
+            self._direct.in_place(blocks, dtype, starts, lengths, (op, prescale, finish), sources)
 
     def reducescatter(
         self,

@@ -224,7 +224,7 @@ class Cycle:
         self._hand_over(plan, way.reason, submissions)
 
     def _reduce_in_place(self, plan: FusionPlan, dtype: np.dtype[Any], op: ReduceOp) -> bool:
-        """Reduce tensors that lie in one shared buffer. False if their backend cannot do that."""
+        """Reduce tensors whose results lie in one shared buffer. False if their backend cannot do that."""
         first = plan.responses[0]
         way = self._choose(first.kind, plan.nbytes, dtype, op)
         if op is ReduceOp.ADASUM or not isinstance(way.backend, SharedMemoryBackend):
@@ -236,7 +236,8 @@ class Cycle:
         lengths = [prod(response.shape) for response in plan.responses]
         self._instrument.activity(way.activity)
         finish = _finish(first, dtype, self._comm.size)
-        way.backend.allreduce_in_place(homes[0].blocks, dtype, starts, lengths, op, first.prescale, finish)
+        sources = [s.source.host() if s.source and s.source is not s.target else None for s in submissions]
+        way.backend.allreduce_in_place(homes[0].blocks, dtype, starts, lengths, op, first.prescale, finish, sources)
         self._hand_over(plan, f"{way.reason}, in which the tensors live", submissions)
         return True
 

@@ -36,7 +36,7 @@ class Submission:
         value: what the handle gets when `target` is filled.
         site: file and line of the caller.
         since: when it was submitted, monotonic seconds.
-        home: where `source`, which is `target`, lies in a shared buffer.
+        home: where `target` lies in a shared buffer.
     """
 
     request: Request

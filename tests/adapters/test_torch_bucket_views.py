@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 import hvdlite.torch as hvd
+from hvdlite.torch import buckets
 
 STEPS = 4
 
@@ -289,6 +291,68 @@ def test_they_change_no_result(ranks, size, way):
 )
 def test_they_change_no_result_with_other_options(ranks, way, copied, options):
     compare(ranks, 2, way, copied=copied, **options)
+
+
+# Large gradients are reduced from where autograd has put them
+
+
+@pytest.fixture
+def all_are_large(monkeypatch):
+    monkeypatch.setattr(buckets, "ALONE_BYTES", 1)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_large_ones_change_no_result(ranks, all_are_large, size, way):
+    weights = compare(ranks, size, way)
+    assert all(torch.equal(other, weights[0]) for other in weights)
+
+
+@pytest.mark.parametrize("way", [plain, clips, accumulates, leaves_out], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("options", [{"groups": 2}, {"compression": hvd.Compression.fp16}, {"op": hvd.Sum}], ids=str)
+def test_large_ones_change_no_result_with_other_options(ranks, all_are_large, way, options):
+    compare(ranks, 2, way, copied=True, **options)
+
+
+def test_a_large_fresh_gradient_is_lent_until_it_is_reduced_and_given_back_when_cleared(ranks, all_are_large):
+    def body(rank):
+        model = model_of()
+        optimizer = wrapped(model)
+        fresh = {}
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(
+                lambda p: fresh.__setitem__(p, (weakref.ref(p.grad), p.grad.data_ptr()))
+            )
+        places = []
+        for step in range(3):
+            loss_of(model, rank, step).backward()
+            check = [(fresh[p][1], p.grad.data_ptr()) for p in model.parameters()]
+            assert all(before != after for before, after in check)  # a copy would have been a view at once
+            places.append([after for _, after in check])
+            optimizer.step()
+            optimizer.zero_grad()
+            assert all(gradient() is None for gradient, _ in fresh.values())
+        assert places[0] == places[1] == places[2]
+
+    ranks(2, body)
+
+
+def test_a_large_gradient_that_changes_while_it_travels_is_noticed(ranks, all_are_large):
+    def body(rank):
+        model = nn.ModuleList([nn.Linear(3, 3) for _ in range(2)])
+        optimizer = wrapped(model)
+        for change in (lambda p: p.grad.mul_(2), lambda p: setattr(p, "grad", p.grad.clone())):
+            optimizer.zero_grad()
+            model[0].weight.sum().backward()  # not all: so they are under way when it returns
+            change(model[0].weight)
+            with pytest.raises(hvd.InvalidRequestError, match="before it was reduced"):
+                optimizer.synchronize()
+        optimizer.zero_grad()
+        (model[0].weight * (rank + 1)).sum().backward()
+        optimizer.synchronize()
+        assert model[0].weight.grad.eq(1.5).all()
+
+    ranks(2, body)
 
 
 def test_they_stay_within_a_process_set(ranks):

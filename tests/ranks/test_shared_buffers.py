@@ -57,6 +57,59 @@ def test_the_bits_are_those_of_the_copying_way(on_ranks, size, dtype):
         assert "in which the tensors live" in reason
 
 
+def lent(rank, lengths, dtype, private, gap=0, **how):
+    """Return the results of the copying way and of tensors that lie elsewhere where `private` says so."""
+    itemsize = SUPPORTED[dtype].itemsize
+    shared = lowlevel.shared_buffer(sum((n + gap) * itemsize for n in lengths) + 64, hvd.global_process_set)
+    wanted, items, at = [], [], 0
+    for i, n in enumerate(lengths):
+        wanted.append(values(rank, n, dtype))
+        target = shared.array[at : at + n * itemsize].view(SUPPORTED[dtype])
+        source = wanted[-1].copy() if private(rank, i) else target
+        target[:] = 7 if source is not target else wanted[-1]
+        items.append(lowlevel.Item(source, target, home=shared))
+        at += (n + gap) * itemsize
+    given = [item.source.tobytes() for item in items]
+    allreduce(wanted, **how)
+    names = [f"t{i}" for i in range(len(items))]
+    how.setdefault("op", lowlevel.ReduceOp.SUM)
+    for handle in lowlevel.start(lowlevel.Kind.ALLREDUCE, names, items, hvd.global_process_set, **how):
+        handle.wait()
+    untouched = all(
+        item.source is item.target or item.source.tobytes() == b for item, b in zip(items, given, strict=True)
+    )
+    found = [item.target.tobytes() for item in items]
+    return [w.tobytes() for w in wanted], found, untouched, hvd.backend_reasons()["allreduce"]
+
+
+PRIVATE = {
+    "everywhere": lambda rank, i: True,
+    "on one rank": lambda rank, i: rank == 1,
+    "in turn": lambda rank, i: (rank + i) % 2 == 0,
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("private", PRIVATE)
+def test_results_go_into_it_from_memory_elsewhere_with_the_same_bits(on_ranks, size, dtype, private):
+    lengths = [1, 3, 1024, 0, 1000, 70_001, 17]
+    for wanted, found, untouched, reason in on_ranks(size, lambda rank: lent(rank, lengths, dtype, PRIVATE[private])):
+        assert found == wanted
+        assert untouched
+        assert "in which the tensors live" in reason
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Min, hvd.Product])
+def test_every_operation_and_factor_from_elsewhere(on_ranks, op):
+    how = {"op": lowlevel.ReduceOp(op), "prescale": 0.3, "postscale": 1.7, "gap": 3}
+    for wanted, found, untouched, _ in on_ranks(
+        3, lambda rank: lent(rank, [5, 129, 4096], "float32", PRIVATE["in turn"], **how)
+    ):
+        assert found == wanted
+        assert untouched
+
+
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Min, hvd.Max, hvd.Product])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_every_operation_and_factor(on_ranks, op, dtype):
