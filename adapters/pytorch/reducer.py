@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -28,30 +28,10 @@ from .cores import has_spare_cores
 from .fleet import Fleet
 from .ops import Reduction, start_allgather
 from .order import ReadyOrder
+from .overlap import Overlap
 from .pulse import News, Pulse
 from .slots import Bundle, GradientHook, Slot, detach_older
 from .trips import CHANGED, OrderError
-
-
-class Overlap(NamedTuple):
-    """Where the time for reducing gradients went on this rank, since the optimizer was wrapped.
-
-    Attributes:
-        rounds: of reduced gradients; one for each step, mostly.
-        reducing: seconds for which gradients were reduced.
-        hidden: seconds of these while backward() still ran.
-        waited: seconds for which the program waited for gradients: what communication costs where cores are not scarce.
-    """
-
-    rounds: int
-    reducing: float
-    hidden: float
-    waited: float
-
-    @property
-    def share(self) -> float:
-        """The part of reducing that was hidden, from 0 to 1."""
-        return self.hidden / self.reducing if self.reducing else 0.0
 
 
 class GradientReducer:
