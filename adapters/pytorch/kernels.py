@@ -92,4 +92,6 @@ def _sum_in_float32(
 
 
 def _as_tensor(array: NDArray[Any]) -> torch.Tensor:
+    if not array.flags.writeable:  # torch has no tensors that are read-only, and warns
+        array = array.copy()
     return torch.from_numpy(array.view(np.int16)).view(_DTYPES[array.dtype])

@@ -54,6 +54,17 @@ def test_the_result_may_replace_a_source(dtype, place, factor):
     assert np.array_equal(sources[place].view(np.uint16), expected.view(np.uint16))
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_sources_may_be_read_only(dtype):
+    sources = [np.arange(5).astype(dtype), (10 * np.arange(5)).astype(dtype)]
+    for source in sources:
+        source.flags.writeable = False
+    out = np.empty(5, dtype)
+    sum_halves(sources, out, 1.0, 1.0)
+    sum_halves(sources, out, 1.0, 0.5)
+    assert out.astype(float).tolist() == [0.0, 5.5, 11.0, 16.5, 22.0]
+
+
 def test_init_registers_them(ranks, monkeypatch):
     called = []
 
