@@ -87,8 +87,7 @@ class _Buffer:
 
     def __init__(self, parameters: Parameters, memory: torch.Tensor, home: SharedBuffer | None) -> None:
         self.parameters, self.memory = parameters, memory
-        array = as_array(memory)
-        self._item = Item(array, array, value=memory, home=home)
+        self._item, self._address = _item_of(memory, home), memory.data_ptr()
         self.places: list[torch.Tensor] = []
         start = 0
         for p in parameters:
@@ -99,6 +98,10 @@ class _Buffer:
         return memory.view(parameter.shape)  # in order, for ranks may differ in the strides of their parameters
 
     def item(self) -> Item:
+        if (
+            self.memory.data_ptr() != self._address
+        ):  # torch has moved it: a gradient's share_memory_() moves its storage
+            self._item, self._address = _item_of(self.memory, None), self.memory.data_ptr()
         return self._item
 
     def release(self) -> None:
@@ -380,6 +383,11 @@ def _shorten_last(pieces: list[Piece], last: Piece) -> None:
     if 0 < at < len(last.parameters):
         pieces.append(Piece(last.parameters[at:], last.meant, last.bucketed))
         del last.parameters[at:]
+
+
+def _item_of(memory: torch.Tensor, home: SharedBuffer | None) -> Item:
+    array = as_array(memory)
+    return Item(array, array, value=memory, home=home)
 
 
 def _nbytes(parameters: Parameters) -> int:

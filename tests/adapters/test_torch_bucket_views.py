@@ -244,8 +244,14 @@ def replaces(model, optimizer, rank, step):
     optimizer.step()
 
 
+def moves(model, optimizer, rank, step):
+    zeros(model, optimizer, rank, step)
+    if step == 1:
+        model.share_memory()  # torch moves the memory under the gradients, too
+
+
 WAYS = [
-    plain, model_clears, zeros, clips, scales, accumulates, does_not_sync, passes_more, leaves_out, replaces,
+    plain, model_clears, zeros, clips, scales, accumulates, does_not_sync, passes_more, leaves_out, replaces, moves,
 ]  # fmt: skip
 
 
