@@ -200,8 +200,8 @@ class Engine:
     def drive(self, done: Callable[[], bool], timeout: float | None = None) -> None:
         """Work on this thread until `done()`, the time is up, or at once if another thread drives.
 
-        An exception that a signal handler raises passes through while this sleeps, and the engine's
-        thread goes on; in the middle of a transfer it ends the engine.
+        An exception that a signal handler raises passes through. While this sleeps the engine's thread goes on; in
+        the middle of a transfer it ends the engine.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         if not self._driving.acquire(blocking=False):
@@ -278,6 +278,8 @@ class Engine:
             return self._step(waiting)
         except BaseException as error:
             self._fail(error)
+            if waiting and not isinstance(error, Exception):  # of a signal's handler, for the caller
+                raise
             return True
 
     def _close(self) -> None:

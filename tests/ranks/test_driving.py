@@ -106,3 +106,18 @@ def test_an_interrupt_while_waiting_leaves_the_operation_to_the_engines_thread(o
 
 def engine_thread(engine):
     return engine._thread
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_in_the_middle_of_an_operation_reaches_the_caller(on_ranks, kind):
+    def interrupted(_):
+        raise kind
+
+    def body(rank):
+        handle = start(Kind.ALLGATHER, ["x"], [Item(np.ones(3), allocate=interrupted)], hvd.global_process_set)[0]
+        with pytest.raises(kind):
+            handle.wait()
+        with pytest.raises(hvd.HorovodInternalError, match=kind.__name__):
+            hvd.allreduce(np.ones(3))
+
+    on_ranks(1, body)
