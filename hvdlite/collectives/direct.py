@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ from hvdlite.comm.base import Communicator
 from hvdlite.comm.peer_memory import MOST_ROWS, PeerMemory, Rows
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.dtypes import ReduceOp
+from hvdlite.errors import CommunicationError
 from hvdlite.kernels import Finish, Kernels
 
 TABLE_BYTES = 64 * 1024  # of each rank, at the end of its block: where its tensors are
@@ -42,11 +43,13 @@ _STEP_BYTES = 256 * 1024
 _STEPS_BYTES = 1024 * 1024
 _MOST_TENSORS = TABLE_BYTES // 16
 _LAYOUTS = 64  # remembered
+_MOST_KNOWN = 16384  # addresses remembered
 
 # Tensors shorter than this on average are reduced as one run: a call less for each.
 _FEW_ELEMENTS = 4096
 
 How = tuple[ReduceOp, float, Finish]  # the operation, the factor before and what comes after
+Otherwise = Callable[[Sequence[Array], Sequence[Array], How], None]
 
 
 class Direct:
@@ -66,6 +69,7 @@ class Direct:
         self._others = [(me + k) % size for k in range(1, size)]  # each begins elsewhere
         self._tables = [segment.block(rank)[-TABLE_BYTES:].view(np.int64) for rank in range(size)]
         self._number = 0  # of operations so far; equal on all ranks
+        self._known: set[int] = set()  # addresses of this rank that others can read and write
         self._layout_of = functools.lru_cache(_LAYOUTS)(self._make_layout)  # most steps are like the one before
         self.tune(step)
 
@@ -124,23 +128,48 @@ class Direct:
             if source is not None:
                 values[start:stop] = source
 
-    def through_peers(self, sources: Sequence[Array], targets: Sequence[Array], how: How) -> None:
-        """Reduce `sources` into `targets`, as `Backend.allreduce`."""
-        filled = [pair for pair in zip(sources, targets, strict=True) if pair[0].size]
-        if len(filled) == 1:
-            self._one(*filled[0], how)
-            return
-        for first, end in chunks(len(filled), _MOST_TENSORS):
-            self._many([source for source, _ in filled[first:end]], [target for _, target in filled[first:end]], how)
+    def through_peers(self, sources: Sequence[Array], targets: Sequence[Array], how: How, otherwise: Otherwise) -> None:
+        """Reduce `sources` into `targets`, as `Backend.allreduce`.
 
-    def _one(self, source: Array, target: Array, how: How) -> None:
+        Args:
+            otherwise: does it on all ranks where the tensors of some rank are in memory that others cannot read, as
+                that of devices is, or what a driver has pinned.
+        """
+        filled = [pair for pair in zip(sources, targets, strict=True) if pair[0].size]
+        for first, end in chunks(len(filled), _MOST_TENSORS):
+            now, into = [source for source, _ in filled[first:end]], [target for _, target in filled[first:end]]
+            done = self._one(now[0], into[0], how) if len(now) == 1 else self._many(now, into, how)
+            if not done:  # and nobody has touched anything
+                otherwise(now, into, how)
+
+    def _reaches(self, addresses: Sequence[int]) -> bool:
+        """Return whether other ranks can read what lies at `addresses` of this one."""
+        known, peers = self._known, self._peers
+        if known.issuperset(addresses):
+            return True
+        assert peers is not None
+        _, scratch = self._rooms[self._comm.rank]
+        try:
+            for address in addresses:
+                peers.read(self._comm.rank, address, scratch, 1)  # this rank may not read it in this way either
+        except CommunicationError:
+            return False
+        if len(known) > _MOST_KNOWN:
+            known.clear()
+        known.update(addresses)
+        return True
+
+    def _one(self, source: Array, target: Array, how: How) -> bool:
         peers, me, size = self._peers, self._comm.rank, self._comm.size
         assert peers is not None
         op, prescale, finish = how
         dtype, itemsize = source.dtype, source.itemsize
-        self._tables[me][:2] = address_of(source), address_of(target)
+        mine = [address_of(source), address_of(target)]
+        self._tables[me][:2] = mine if self._reaches(mine) else 0
         self._enter()
         where = [table[:2].tolist() for table in self._tables]
+        if not all(place for place, _ in where):
+            return False
         cuts = split_aligned(source.size, size, _LINE // itemsize)
         low, high = cuts[me], cuts[me + 1]
         for first, end in chunks(high - low, self._step // itemsize):
@@ -153,19 +182,25 @@ class Direct:
             for other in self._others:
                 peers.write(other, where[other][1] + shift, where[me][1] + shift, nbytes)
         self._leave()
+        return True
 
-    def _many(self, sources: Sequence[Array], targets: Sequence[Array], how: How) -> None:
+    def _many(self, sources: Sequence[Array], targets: Sequence[Array], how: How) -> bool:
         peers, me, size, n = self._peers, self._comm.rank, self._comm.size, len(sources)
         assert peers is not None
         itemsize = sources[0].itemsize
         table = self._tables[me]
-        table[:n] = [address_of(source) for source in sources]
+        mine = [address_of(source) for source in sources]
         if any(source is not target for source, target in zip(sources, targets, strict=True)):
-            table[n : 2 * n] = [address_of(target) for target in targets]
+            mine += [address_of(target) for target in targets]
+            table[: 2 * n] = mine
         else:
-            table[n : 2 * n] = table[:n]
+            table[:n] = table[n : 2 * n] = mine
+        if not self._reaches(mine):
+            table[0] = 0
         layout = self._layout_of(tuple([source.size for source in sources]), itemsize)
         self._enter()
+        if not all(table[0] for table in self._tables):
+            return False
         rows = [(layout.rows(table[:n]), layout.rows(table[n : 2 * n])) for table in self._tables]
         for piece in layout.pieces:
             cut, nbytes = slice(piece.first, piece.end), piece.length * itemsize
@@ -173,10 +208,11 @@ class Direct:
             for other in self._others:
                 values[other], address = self._room(other, sources[0].dtype, piece.length)
                 peers.gather(other, rows[other][0][cut], address, nbytes)
-            mine = self._fold(piece, values, sources, targets, how)
+            run = self._fold(piece, values, sources, targets, how)
             for other in self._others:
-                peers.scatter(other, rows[other][1][cut], rows[me][1][cut] if mine is None else mine, nbytes)
+                peers.scatter(other, rows[other][1][cut], rows[me][1][cut] if run is None else run, nbytes)
         self._leave()
+        return True
 
     def _fold(
         self, piece: _Piece, values: list[Array], sources: Sequence[Array], targets: Sequence[Array], how: How

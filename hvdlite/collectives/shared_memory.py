@@ -110,14 +110,18 @@ class SharedMemoryBackend(Backend):
         length = total_length(sources)
         if length == 0:
             return
-        dtype = sources[0].dtype
-        plain = prescale == 1.0 and finish.is_identity
+        how = (op, prescale, finish)
         with np.errstate(all="ignore"):
-            if length * dtype.itemsize >= self._direct_bytes:
-                self._direct.through_peers(sources, targets, (op, prescale, finish))
-                return
-            run = self._exchange if self._reads_all(length * dtype.itemsize, dtype, plain) else self._reduce_slices
-            run(length, sources, targets, (op, prescale, finish))
+            if length * sources[0].itemsize >= self._direct_bytes:
+                self._direct.through_peers(sources, targets, how, self._through_blocks)
+            else:
+                self._through_blocks(sources, targets, how)
+
+    def _through_blocks(self, sources: Sequence[Array], targets: Sequence[Array], how: How) -> None:
+        length, dtype = total_length(sources), sources[0].dtype
+        plain = how[1] == 1.0 and how[2].is_identity
+        run = self._exchange if self._reads_all(length * dtype.itemsize, dtype, plain) else self._reduce_slices
+        run(length, sources, targets, how)
 
     def allreduce_in_place(
         self,
