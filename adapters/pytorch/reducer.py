@@ -152,9 +152,11 @@ class GradientReducer:
         elif self.in_flight:
             with suppress(OrderError):  # wrong gradients may be cleared
                 self.finish()
-        if isinstance(self._fleet.error, OrderError):
-            self._fleet.error = None
-        self.begin_round()
+        error, self._fleet.error = self._fleet.error, None  # of gradients that nobody will use
+        if error is None or isinstance(error, OrderError):
+            self.begin_round()
+        else:
+            self.begin_step()  # as `finish` does, on ranks that it was raised on
         for bundle in self._bundles:
             bundle.release()
 

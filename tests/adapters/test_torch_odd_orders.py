@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import weakref
@@ -402,6 +403,23 @@ def test_a_backward_that_raises_on_one_rank_ends_the_step_of_all(ranks, size, vi
         assert values(params) == [-2 * total, 1 - 4 * total]
 
     ranks(size, body, timeout=5.0)
+
+
+@VIEWS
+def test_clearing_without_a_step_forgets_that_another_rank_raised(ranks, views):
+    def body(rank):
+        params = parameters()
+        optimizer = wrapped(params, gradient_as_bucket_view=views)
+        hook = raise_once() if rank == 0 else None
+        with contextlib.suppress(ZeroDivisionError):
+            backward_with(hook, params, rank)
+        for _ in range(2):
+            optimizer.zero_grad()
+            backward_with(hook, params, rank)
+            optimizer.step()
+            assert gradients(params) == [1.5, 3.0]
+
+    ranks(2, body, timeout=5.0)
 
 
 @VIEWS
