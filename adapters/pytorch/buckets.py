@@ -100,7 +100,7 @@ class _Buffer:
     def item(self) -> Item:
         if (
             self.memory.data_ptr() != self._address
-        ):  # torch has moved it: a gradient's share_memory_() moves its storage
+        ):  # torch has moved it: share_memory_() of a gradient moves its storage
             self._item, self._address = _item_of(self.memory, None), self.memory.data_ptr()
         return self._item
 
@@ -145,9 +145,10 @@ class ViewBucket(_Buffer):
         return first if here and self._kept not in (-1, self.memory._version) else None
 
     def item(self) -> Item:
+        item = super().item()
         if self._lent is None:
-            return self._item
-        return self._item._replace(source=as_array(self._lent.as_strided(self.memory.shape, (1,))))
+            return item
+        return item._replace(source=as_array(self._lent.as_strided(self.memory.shape, (1,))))
 
     def fill(self, wanted: Sequence[bool]) -> None:
         """A gradient that is sparse becomes dense."""

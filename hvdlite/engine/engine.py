@@ -160,19 +160,20 @@ class Engine:
             self.waits.begin()
             error = None
             try:
-                if self._short_way.run(request, how, source, target, follower):
-                    return True
+                at_rest = self._short_way.run(request, how, source, target, follower)
             except BaseException as caught:
-                error = caught
-            finally:
-                self.waits.end()
-            at_rest = False
+                at_rest, error = False, caught
+            self.waits.end(goes_on=not at_rest)
+            if at_rest:
+                return True
             handle = Handle(request.name, driver=self)
             late = Submission(request, handle, Buffer.of(source), Buffer.of(target), site=call_site())
             late.since = time.monotonic()
             self._inbox.leave_alone(late)
             if error is not None:
                 self._fail(error)
+                if not isinstance(error, Exception):  # Ctrl-C, for one
+                    raise error
             return handle
         finally:
             self._driving.release()

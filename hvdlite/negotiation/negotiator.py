@@ -159,6 +159,8 @@ class Negotiator:
 
     def take_alone(self, follower: Follower, request: Request) -> Response | None:
         """Return the batch of `follower.accept_alone`, if all ranks run it now, or None. It must be run."""
+        if not self._board.any_thread:
+            follower.show()
         response = follower.take_alone(request)
         if response is not None:
             self._on_answered((response,))

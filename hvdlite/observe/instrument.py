@@ -72,8 +72,8 @@ class WaitClock:
                 self._state = (self._state[0], perf_counter())
             self._waiting += 1
 
-    def end(self) -> None:
-        """It does not wait any more."""
+    def end(self, goes_on: bool = False) -> None:
+        """It does not wait any more; or, where it `goes_on`, will `begin` once more for the same operation."""
         with self._lock:
             self._waiting -= 1
             if self._waiting:
@@ -81,7 +81,7 @@ class WaitClock:
             total, since = self._state
             now = perf_counter()
             self._state = (total + now - since, -1.0)
-            self.count += 1
+            self.count += not goes_on
         if self.on_waited is not None:
             self.on_waited(since, now)
 

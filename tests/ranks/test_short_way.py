@@ -227,13 +227,14 @@ def test_another_thread_may_use_other_names_meanwhile_and_this_one_for_another_k
     meeting(on_ranks, 2, body)
 
 
-def test_an_error_in_the_middle_ends_the_engine_and_is_raised(on_ranks, monkeypatch):
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_error_in_the_middle_ends_the_engine_and_is_raised(on_ranks, monkeypatch, error):
     broken = threading.Event()
     reduce_one = Cycle.allreduce_one
 
     def failing(self, *arguments):
         if broken.is_set():
-            raise OSError("the memory is gone")
+            raise error("the memory is gone")
         reduce_one(self, *arguments)
 
     monkeypatch.setattr(Cycle, "allreduce_one", failing)
@@ -242,8 +243,11 @@ def test_an_error_in_the_middle_ends_the_engine_and_is_raised(on_ranks, monkeypa
         for step in range(10):
             hvd.allreduce(mine(rank, step), name="x", op=hvd.Sum)
         broken.set()
-        with pytest.raises(hvd.HorovodInternalError, match="'x'.*the memory is gone"):
+        with pytest.raises((hvd.HorovodInternalError, KeyboardInterrupt), match="the memory is gone") as caught:
             hvd.allreduce(mine(rank, 0), name="x", op=hvd.Sum)
+        assert isinstance(caught.value, KeyboardInterrupt) == (error is KeyboardInterrupt)
+        with pytest.raises(hvd.HorovodInternalError, match="'y'.*the memory is gone"):
+            hvd.allreduce(mine(rank, 0), name="y", op=hvd.Sum)
 
     on_ranks(1, body)
 
