@@ -59,12 +59,14 @@ class Place:
 
     Attributes:
         segment_directory: of a memory file system.
-        spin: seconds to spin before sleeping; 0 where ranks outnumber cores.
-        scarce: ranks of some host outnumber its cores: MPI's own busy waiting would starve others.
+        spin: seconds to spin before sleeping.
+        crowded: ranks outnumber cores on this host.
+        scarce: or on some other host: MPI's own busy waiting would starve others.
     """
 
     segment_directory: str
     spin: float
+    crowded: bool
     scarce: bool
 
 
@@ -163,7 +165,7 @@ def _survey(control: MPI.Intracomm, host: str, segment_directory: str, spin: flo
     for name, text in said:
         cores_of.setdefault(name, set()).update(text.split())
     scarce = {name for name, known in cores_of.items() if hosts.count(name) > len(known)}
-    return hosts, Place(segment_directory, 0.0 if host in scarce else spin, bool(scarce))
+    return hosts, Place(segment_directory, spin, host in scarce, bool(scarce))
 
 
 class MpiCommunicator(Communicator):
@@ -181,7 +183,9 @@ class MpiCommunicator(Communicator):
         self.topology = Topology(self.rank, hosts)
         self._control, self._data, self._place = control, control.Dup(), place
         local = self.topology.local_ranks
-        self._bells = open_doorbells(local, self.rank, self.allgather_bytes, [place.segment_directory], place.spin)
+        self._bells = open_doorbells(
+            local, self.rank, self.allgather_bytes, [place.segment_directory], place.spin, place.crowded
+        )
         self._bell_of = {rank: number for number, rank in enumerate(local)}
         self._all_can_ring = self.topology.n_hosts == 1
         self._naps = place.scarce or not self._all_can_ring
@@ -381,7 +385,7 @@ class MpiCommunicator(Communicator):
         if mapping is None:
             return None
         # While this rank sleeps in the segment, nobody else would push what it has posted.
-        return FlagSegment(self.rank, nbytes, mapping, self._bells, self._place.spin, self._drive)
+        return FlagSegment(self.rank, nbytes, mapping, self._bells, self._place.spin, self._drive, self._place.crowded)
 
     def shared_blocks(self, nbytes: int) -> list[NDArray[Any]] | None:
         if not self._all_can_ring:

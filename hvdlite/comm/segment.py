@@ -46,7 +46,8 @@ class FlagSegment:
         mapping: at least `segment_bytes(size, nbytes)` bytes, zeroed.
         nbytes: usable bytes of each block.
         bells: of exactly the ranks of the segment.
-        spin: seconds to spin before sleeping. 0 for threads, and where ranks outnumber cores.
+        spin: seconds to spin before sleeping. 0 for threads.
+        crowded: ranks outnumber cores, so that spinning has to yield.
         drive: called before each sleep. May raise, to end the wait; True asks to be called again soon,
             because a message of this rank is still on its way and nobody else would push it.
     """
@@ -59,6 +60,7 @@ class FlagSegment:
         bells: Doorbells,
         spin: float = 0.0,
         drive: Callable[[], bool] = _nothing_to_drive,
+        crowded: bool = False,
     ) -> None:
         self.rank, self.size = rank, bells.size
         size = bells.size
@@ -69,7 +71,7 @@ class FlagSegment:
         # Starting behind the own rank spreads the ranks over different flags.
         self._others = [(rank + k) % size for k in range(1, size)]
         self._base = rank * _STRIDE
-        self._spinner = Spinner(spin)
+        self._spinner = Spinner(spin, crowded)
         self._fence = Fence()
         self._weak = platform.machine() not in STRONG_ORDER
         self._n_barriers = 0

@@ -164,6 +164,22 @@ def test_spinning_in_vain_is_given_up_and_taken_up_again():
     assert spinner._failures == 0
 
 
+def test_where_ranks_outnumber_cores_each_turn_yields_and_no_wait_is_skipped(monkeypatch):
+    spinner, words, yields = Spinner(5e-6, crowded=True), memoryview(bytearray(8)).cast("q"), []
+
+    def let_others_run():
+        yields.append(1)
+        if len(yields) == 25:
+            words[0] = 1
+
+    monkeypatch.setattr("os.sched_yield", let_others_run)
+    assert not spinner.sees(words, 0, 1)
+    assert not spinner.sees(words, 0, 1)
+    assert len(yields) == 20
+    assert spinner.sees(words, 0, 1)  # as soon as another rank has set it
+    assert len(yields) == 25
+
+
 def test_a_spinner_without_time_sleeps_at_once():
     words = memoryview(bytearray(8)).cast("q")
     assert not Spinner(0.0).sees(words, 0, 1)
