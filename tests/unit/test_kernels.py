@@ -150,6 +150,27 @@ def test_halves_are_rounded_once_after_the_finish(kernels: Kernels, dtype: np.dt
     np.testing.assert_array_equal(out.view(np.uint16), (wide * np.float32(0.7)).astype(dtype).view(np.uint16))
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("n_sources", [2, 3, 7, 64])
+def test_an_average_of_halves_is_off_by_one_rounding_and_little_more(
+    kernels: Kernels, dtype: np.dtype[Any], n_sources: int
+) -> None:
+    # Rounding every partial sum to the half type would be off by up to `n_sources` roundings.
+    random = np.random.default_rng(n_sources)
+    sources = [
+        (random.standard_normal(5001) * 10.0 ** random.integers(-3, 3, 5001)).astype(dtype) for _ in range(n_sources)
+    ]
+    out = np.empty(5001, dtype)
+    kernels.reduce(ReduceOp.SUM, sources, out, 1.0, Finish(1 / n_sources))
+    wide = np.stack([source.astype(np.float64) for source in sources])
+    exact, magnitude = wide.mean(axis=0), np.abs(wide).mean(axis=0)
+    half_step, least = (2.0**-8, 2.0**-134) if dtype == BFLOAT16 else (2.0**-11, 2.0**-25)
+    inexact = (n_sources + 1) * 2.0**-24 * magnitude  # of the sums and the product in float32
+    error = np.abs(out.astype(np.float64) - exact)
+    assert (error <= np.maximum(half_step * (np.abs(exact) + inexact), least) + inexact).all()
+    assert error.max() > 0
+
+
 def test_float16_average_does_not_overflow_on_the_way(kernels: Kernels) -> None:
     out = np.empty(20, np.float16)
     kernels.reduce(ReduceOp.SUM, [np.full(20, 60000, np.float16)] * 4, out, 1.0, Finish(0.25))
