@@ -41,9 +41,8 @@ _ENTERED, _LEFT = 3, 4  # flag slots: how many of these operations this rank has
 # more costs little. Measured with 2 ranks and 4 MiB: 64 KiB of each 857 us, 128 KiB 446, 256 KiB 383, 512 KiB 391.
 _STEP_BYTES = 256 * 1024
 _STEPS_BYTES = 1024 * 1024
-_MOST_TENSORS = TABLE_BYTES // 16
+MOST_TENSORS = TABLE_BYTES // 16
 _LAYOUTS = 64  # remembered
-_MOST_KNOWN = 16384  # addresses remembered
 
 # Tensors shorter than this on average are reduced as one run: a call less for each.
 _FEW_ELEMENTS = 4096
@@ -69,7 +68,6 @@ class Direct:
         self._others = [(me + k) % size for k in range(1, size)]  # each begins elsewhere
         self._tables = [segment.block(rank)[-TABLE_BYTES:].view(np.int64) for rank in range(size)]
         self._number = 0  # of operations so far; equal on all ranks
-        self._known: set[int] = set()  # addresses of this rank that others can read and write
         self._layout_of = functools.lru_cache(_LAYOUTS)(self._make_layout)  # most steps are like the one before
         self.tune(step)
 
@@ -136,28 +134,11 @@ class Direct:
                 that of devices is, or what a driver has pinned.
         """
         filled = [pair for pair in zip(sources, targets, strict=True) if pair[0].size]
-        for first, end in chunks(len(filled), _MOST_TENSORS):
+        for first, end in chunks(len(filled), MOST_TENSORS):
             now, into = [source for source, _ in filled[first:end]], [target for _, target in filled[first:end]]
             done = self._one(now[0], into[0], how) if len(now) == 1 else self._many(now, into, how)
             if not done:  # and nobody has touched anything
                 otherwise(now, into, how)
-
-    def _reaches(self, addresses: Sequence[int]) -> bool:
-        """Return whether other ranks can read what lies at `addresses` of this one."""
-        known, peers = self._known, self._peers
-        if known.issuperset(addresses):
-            return True
-        assert peers is not None
-        _, scratch = self._rooms[self._comm.rank]
-        try:
-            for address in addresses:
-                peers.read(self._comm.rank, address, scratch, 1)  # this rank may not read it in this way either
-        except CommunicationError:
-            return False
-        if len(known) > _MOST_KNOWN:
-            known.clear()
-        known.update(addresses)
-        return True
 
     def _one(self, source: Array, target: Array, how: How) -> bool:
         peers, me, size = self._peers, self._comm.rank, self._comm.size
@@ -165,7 +146,7 @@ class Direct:
         op, prescale, finish = how
         dtype, itemsize = source.dtype, source.itemsize
         mine = [address_of(source), address_of(target)]
-        self._tables[me][:2] = mine if self._reaches(mine) else 0
+        self._tables[me][:2] = mine if peers.exposes(me, mine) else 0
         self._enter()
         where = [table[:2].tolist() for table in self._tables]
         if not all(place for place, _ in where):
@@ -195,7 +176,7 @@ class Direct:
             table[: 2 * n] = mine
         else:
             table[:n] = table[n : 2 * n] = mine
-        if not self._reaches(mine):
+        if not peers.exposes(me, mine):
             table[0] = 0
         layout = self._layout_of(tuple([source.size for source in sources]), itemsize)
         self._enter()

@@ -7,8 +7,8 @@ ahead of another. Allreduce of large messages by more than two ranks has a step 
 rank reduces its *slice* of everybody's values, and what is drained are the reduced slices. Short
 messages and two ranks just *exchange* everything.
 
-Where the kernel lets ranks copy between each other's tensors, allreduce of more than some bytes goes another way
-(`collectives/direct.py`), and so does what lies in memory of all ranks anyway.
+Where the kernel lets ranks copy between each other's tensors, more than some bytes go another way: allreduce that of
+`collectives/direct.py`, as does what lies in memory of all ranks anyway, allgather and broadcast that of `copies.py`.
 
                           waits per round   bytes copied + bytes reduced per rank     P = ranks
     allreduce, exchange   1                 S + P S                                   S = buffer bytes
@@ -31,6 +31,7 @@ import numpy as np
 
 from hvdlite.collectives.adasum import Adasum
 from hvdlite.collectives.base import Array, Backend
+from hvdlite.collectives.copies import Copies
 from hvdlite.collectives.direct import TABLE_BYTES, Direct, How
 from hvdlite.collectives.pack import Scratch, as_bytes, concatenate, distribute, offsets, total_length
 from hvdlite.collectives.schedules import Part, chunks, pieces, split_aligned, within
@@ -73,6 +74,7 @@ class SharedMemoryBackend(Backend):
             the cache, large enough that a round outlasts its waits.
         peers: the memory of the other ranks, where it may be touched.
         direct_bytes: from this size allreduce of two ranks goes through `peers`; of P ranks, from (P - 1)**2 times it.
+            Allgather (the result) and broadcast do from 2 (P - 1)**3 times it.
     """
 
     name = "shared_memory"
@@ -95,6 +97,8 @@ class SharedMemoryBackend(Backend):
         self._adasum = Adasum(comm, kernels)
         self._direct = Direct(comm, kernels, segment, peers, self._piece_bytes)
         self._direct_bytes = math.inf if peers is None else direct_bytes * (comm.size - 1) ** 2
+        self._copies = None if peers is None else Copies(segment, peers)
+        self._copy_bytes = 2 * direct_bytes * (comm.size - 1) ** 3
 
     def allreduce(
         self,
@@ -186,6 +190,14 @@ class SharedMemoryBackend(Backend):
             self._run(max(map(len, streams)), fill, drain)
 
     def allgather(self, sources: Sequence[Array], counts: Sequence[Sequence[int]], targets: Sequence[Array]) -> None:
+        if self._copies is not None:
+            total = sum(sum(count) * source.itemsize for count, source in zip(counts, sources, strict=True))
+            if total >= self._copy_bytes:
+                self._copies.allgather(sources, counts, targets, self._gather)
+                return
+        self._gather(sources, counts, targets)
+
+    def _gather(self, sources: Sequence[Array], counts: Sequence[Sequence[int]], targets: Sequence[Array]) -> None:
         me, size = self.comm.rank, self.comm.size
         blocks = self._blocks(SUPPORTED["uint8"])
         raw_sources, raw_targets = [as_bytes(s) for s in sources], [as_bytes(t) for t in targets]
@@ -211,6 +223,9 @@ class SharedMemoryBackend(Backend):
         self._run(max(map(len, streams)), fill, drain)
 
     def broadcast(self, array: Array, root: int) -> None:
+        copies = self._copies if array.nbytes >= self._copy_bytes else None
+        if copies is not None and copies.broadcast(array, root):
+            return
         raw, blocks = as_bytes(array), self._blocks(SUPPORTED["uint8"])
         rounds = -(-raw.size // self._piece_bytes)
 

@@ -26,6 +26,7 @@ Rows = NDArray[np.int64]  # of two columns: address and bytes, what C calls an i
 
 MOST_ROWS = 1024  # of one call (IOV_MAX)
 _SECRET_BYTES = 32
+_MOST_EXPOSED = 16384  # addresses remembered
 _PR_SET_PTRACER = 0x59616D61
 _Call = Callable[[int, int, int, int, int, int], int]
 
@@ -44,6 +45,26 @@ class PeerMemory:
         self._readv, self._writev = _function("process_vm_readv"), _function("process_vm_writev")
         self._here, self._there = np.empty((1, 2), np.int64), np.empty((1, 2), np.int64)
         self._at_here, self._at_there = address_of(self._here), address_of(self._there)
+        self._probe = np.empty(1, np.uint8)
+        self._exposed: set[int] = set()  # addresses of this rank that others can read and write
+
+    def exposes(self, rank: int, addresses: Sequence[int]) -> bool:
+        """Return whether other ranks can read and write what lies at `addresses` of this one, which is `rank`.
+
+        They cannot where it is memory of a device, or pinned by a driver. Tried once for each address: 4 us.
+        """
+        exposed = self._exposed
+        if exposed.issuperset(addresses):
+            return True
+        try:
+            for address in addresses:
+                self.read(rank, address, address_of(self._probe), 1)  # this rank may not do it in this way either
+        except CommunicationError:
+            return False
+        if len(exposed) > _MOST_EXPOSED:
+            exposed.clear()
+        exposed.update(addresses)
+        return True
 
     def read(self, rank: int, theirs: int, mine: int, nbytes: int) -> None:
         """Copy `nbytes` bytes from address `theirs` of `rank` to address `mine`."""

@@ -1,4 +1,4 @@
-"""Tensors in memory that other ranks cannot read, as that of devices: reduced all the same, through blocks."""
+"""Tensors in memory that other ranks cannot read, as that of devices: they go through blocks all the same."""
 
 import mmap
 
@@ -74,6 +74,37 @@ def test_memory_that_others_cannot_read_is_reduced_all_the_same(size, what, leng
             for n, target in zip(lengths, targets, strict=True):
                 expected = np.arange(n) * size**2 + size * (size - 1) // 2 + size * step
                 np.testing.assert_array_equal(target, expected)
+        backend.close()
+        return True
+
+    assert run_ranks(size, body) == [True] * size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("what", ["source", "target"])
+def test_it_is_gathered_and_sent_all_the_same(size, what):
+    spans, lengths = [], [3000, 0, 7]
+
+    def body(comm):
+        segment = comm.shared_segment(segment_bytes(PIECE))
+        backend = SharedMemoryBackend(comm, Kernels(), segment, PIECE, Guarded(comm.peer_memory(), spans), 1)
+        for step in range(4):
+            device = comm.rank == size - 1 and step % 2 == 0
+            sources = [array_in_device(spans, n) if n and device and what == "source" else np.empty(n) for n in lengths]
+            targets = [
+                array_in_device(spans, n * size) if n and device and what == "target" else np.empty(n * size)
+                for n in lengths
+            ]
+            for source in sources:
+                source[:] = np.arange(source.size) * size + comm.rank + step
+            backend.allgather(sources, [[n] * size for n in lengths], targets)
+            for n, target in zip(lengths, targets, strict=True):
+                expected = np.concatenate([np.arange(n) * size + rank + step for rank in range(size)])
+                np.testing.assert_array_equal(target, expected)
+            for root in range(size):
+                sources[0][:] = np.arange(3000.0) + 10 * comm.rank
+                backend.broadcast(sources[0], root)
+                np.testing.assert_array_equal(sources[0], np.arange(3000.0) + 10 * root)
         backend.close()
         return True
 
