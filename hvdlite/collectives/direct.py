@@ -30,7 +30,6 @@ from hvdlite.comm.base import Communicator
 from hvdlite.comm.peer_memory import MOST_ROWS, PeerMemory, Rows
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.dtypes import ReduceOp
-from hvdlite.errors import CommunicationError
 from hvdlite.kernels import Finish, Kernels
 
 TABLE_BYTES = 64 * 1024  # of each rank, at the end of its block: where its tensors are
