@@ -270,12 +270,13 @@ def decode_frozen(message: bytes) -> Frozen:
     return Frozen(era, counter, ids, [_request_from_json(r) for r in requests], waited, awaited)
 
 
-def encode_counter(value: int) -> bytes:
-    return _COUNTER.pack(Tag.COUNTER, value)
+def encode_counter(value: int, enclosed: bytes = b"") -> bytes:
+    """Write how far a rank has come, and what it gives to the last batch that this covers, if that travels along."""
+    return _COUNTER.pack(Tag.COUNTER, value) + enclosed
 
 
-def decode_counter(message: bytes) -> int:
-    return int(_COUNTER.unpack(message)[1])
+def decode_counter(message: bytes) -> tuple[int, bytes]:
+    return int(_COUNTER.unpack_from(message)[1]), message[_COUNTER.size :]
 
 
 def encode_verdict(verdict: Verdict) -> bytes:

@@ -16,6 +16,7 @@ MPICH", IJHPCA 19(1), 2005.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,11 @@ from hvdlite.messages import Knobs
 # Up to here a rank sends its values to all others at once: a trip through the network (20 us to 1 ms) costs more than
 # the 5 us that a message more does.
 _TINY_BYTES, _FEW_RANKS = 4096, 8
+
+
+def is_tiny(length: int, dtype: np.dtype[Any], size: int) -> bool:
+    """Return whether an allreduce among `size` ranks is one trip, from everybody to everybody, summed in rank order."""
+    return 1 < size <= _FEW_RANKS and 0 < length * accumulator(dtype).itemsize <= _TINY_BYTES
 
 
 class TreeBackend(Backend):
@@ -106,7 +112,7 @@ class TreeBackend(Backend):
         mine = self._scratch.take("mine", wide, length)
         self._load(sources, mine)
         self.kernels.scale(mine, mine, prescale)
-        if 1 < self.comm.size <= _FEW_RANKS and mine.nbytes <= _TINY_BYTES:
+        if is_tiny(length, mine.dtype, self.comm.size):
             self._exchange(mine, op)
         else:
             self._double(mine, op)

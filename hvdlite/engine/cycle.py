@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hvdlite.collectives.base import Backend
 from hvdlite.collectives.select import choose, make_backends
 from hvdlite.collectives.shared_memory import SharedMemoryBackend
+from hvdlite.collectives.tree import TreeBackend, is_tiny
 from hvdlite.comm.base import Communicator
 from hvdlite.config import Config
 from hvdlite.dtypes import SUPPORTED, ReduceOp, is_half, is_integer
@@ -119,8 +120,14 @@ class Cycle:
                 place,
             )
 
-    def run(self, responses: Sequence[Response], fusion_threshold: int) -> None:
-        """Run `responses`; refused ones fail on every rank, and the rest goes on."""
+    def run(
+        self, responses: Sequence[Response], fusion_threshold: int, enclosed: Mapping[int, bytes] | None = None
+    ) -> None:
+        """Run `responses`; refused ones fail on every rank, and the rest goes on.
+
+        Args:
+            enclosed: what the other ranks give to them, by set rank, if these are what `encloses` said yes to.
+        """
         agreed = []
         for response in responses:
             if response.refusal is None:
@@ -131,7 +138,10 @@ class Cycle:
             self._instrument.began(plan.responses)
             self._started = time.perf_counter()
             self._running = True
-            self._run[plan.kind](plan)
+            if enclosed is None:
+                self._run[plan.kind](plan)
+            else:
+                self._allreduce_enclosed(plan, enclosed)
             self._running = False
             self._seconds += time.perf_counter() - self._started
 
@@ -158,6 +168,38 @@ class Cycle:
         self._instrument.operation(Operation(Kind.ALLREDUCE, responses, how.nbytes, how.way.reason, self._started))
         self._running = False
         self._seconds += time.perf_counter() - self._started
+
+    def encloses(self, batch: Sequence[Response]) -> bool:
+        """Return whether `batch` is one allreduce so small that its values travel with the ranks' counters."""
+        first, dtype = batch[0], SUPPORTED.get(batch[0].dtype)
+        if len(batch) > 1 or first.kind is not Kind.ALLREDUCE or first.op is ReduceOp.ADASUM or dtype is None:
+            return False
+        length = prod(first.shape)
+        way = self._choose(first.kind, length * dtype.itemsize, dtype, _wire_op(first.op))
+        return isinstance(way.backend, TreeBackend) and is_tiny(length, dtype, self._comm.size)
+
+    def enclosure(self, name: str) -> bytes:
+        """Return the values that this rank has submitted under `name`."""
+        submission = self._inbox.get(name)
+        assert submission is not None and submission.source is not None
+        return submission.source.host().tobytes()
+
+    def _allreduce_enclosed(self, plan: FusionPlan, enclosed: Mapping[int, bytes]) -> None:
+        """Reduce in rank order, as the tree does, what has come with the counters."""
+        (response,) = plan.responses
+        submission = self._mine(response)
+        assert submission is not None and submission.source is not None and submission.target is not None
+        dtype, op = SUPPORTED[response.dtype], _wire_op(response.op)
+        way = self._choose(response.kind, plan.nbytes, dtype, op)
+        self._instrument.activity(way.activity)
+        mine, target = submission.source.host(), submission.target.host()
+        values = [
+            np.frombuffer(enclosed[rank], np.uint8).view(dtype) if rank in enclosed else mine
+            for rank in range(self._comm.size)
+        ]
+        finish = _finish(response, dtype, self._comm.size)
+        self._kernels.reduce(op, values, target, response.prescale, finish)
+        self._hand_over(plan, f"{way.reason}; they travel with the news that a rank is ready", [submission])
 
     def _make_how(self, dtype: str, shape: tuple[int, ...], op: ReduceOp, prescale: float, postscale: float) -> How:
         response = Response(Kind.ALLREDUCE, "", dtype, shape, op, -1, prescale, postscale)

@@ -103,7 +103,7 @@ class Engine:
         )
         board = open_board(comm, config.shared_memory)
         self._negotiator = Negotiator(
-            comm, coordinator, self._stall.hear, instrument.answered, self._metrics.last_words, board
+            comm, coordinator, self._stall.hear, instrument.answered, self._metrics.last_words, board, self._cycle
         )
         self._short_way = ShortWay(self._negotiator, self._cycle, self._inbox)
         self._threshold = 0  # of fusion, as the last Verdict says
@@ -148,7 +148,9 @@ class Engine:
             has been done.
         """
         follower = self._negotiator.follower
-        if follower is None or self._tuner is not None or not self._driving.acquire(blocking=False):
+        if follower is None or follower.encloses or self._tuner is not None:
+            return False
+        if not self._driving.acquire(blocking=False):
             return False
         at_rest = True  # nothing of it is in flight
         try:
@@ -357,7 +359,7 @@ class Engine:
 
     def _run(self, batch: list[Response], follower: Follower) -> None:
         if len(batch) > 1 or not self._short_way.run_late(batch[0], follower):
-            self._cycle.run(batch, self._threshold)
+            self._cycle.run(batch, self._threshold, self._negotiator.enclosed)
 
     def _doubt(self, follower: Follower) -> None:
         """Leave the schedule if this rank will not submit the rest of the next batch, as far as can be known.

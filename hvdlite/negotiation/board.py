@@ -5,6 +5,9 @@ whole. On one host it is a flag in shared memory; a rank that sleeps is woken by
 travels as a message to every other rank, which takes one delay of the network; among many ranks it goes up a
 tree, as the least of each subtree, and down again.
 
+A message to every other rank can bring along what its sender gives to the batch: then all ranks have
+everything that the batch needs once they know that it is due, and running it sends nothing.
+
     shared memory   1 store and P - 1 rings
     direct          P - 1 messages of 9 bytes, 1 delay                P = ranks, up to 16
     tree            2 messages per edge, 2 log8(P) delays
@@ -39,11 +42,13 @@ class Board(Protocol):
     """One rank's view. `publish` may be called by any thread, one at a time, if `any_thread`.
 
     Attributes:
+        carries: batches may be enclosed with a number, where it is a message to each rank.
         peers: who sends messages to this rank's board.
         most_shown: how many bytes of values may go with a number; negative for none at all.
     """
 
     any_thread: bool
+    carries: bool
     peers: Sequence[int]
     most_shown: int
 
@@ -65,8 +70,12 @@ class Board(Protocol):
         None, on all ranks alike, if one of them has not. They may be read until this rank has run the batch.
         """
 
-    def publish(self, era: int, counter: int) -> None:
-        """Show that this rank has submitted the first `counter` batches of `era`."""
+    def publish(self, era: int, counter: int, enclosed: bytes = b"") -> None:
+        """Show that this rank has submitted the first `counter` batches of `era`.
+
+        Args:
+            enclosed: what it gives to the last of them, if the board `carries`; else nothing.
+        """
 
     def reached(self, era: int, position: int) -> bool:
         """Return whether every other rank has submitted batch number `position` of `era`."""
@@ -74,8 +83,14 @@ class Board(Protocol):
     def glimpse(self, era: int, position: int) -> bool:
         """`reached`, after a short spin where that helps."""
 
-    def hear(self, source: int, value: int) -> None:
+    def hear(self, source: int, value: int, enclosed: bytes = b"") -> None:
         """Take in a message of another rank's board."""
+
+    def has_enclosed(self, era: int, position: int) -> bool:
+        """Return whether what every other rank gives to batch `position` of `era` has come."""
+
+    def take_enclosed(self, era: int, position: int) -> dict[int, bytes]:
+        """Return it, by rank, and forget it and what was given to batches before it."""
 
     def close(self) -> None:
         """Give memory back."""
@@ -89,7 +104,7 @@ class SharedBoard:
     one without it. Across eras this holds for one batch only, so they take turns with two pairs of cells.
     """
 
-    any_thread = True
+    any_thread, carries = True, False
     peers: Sequence[int] = ()
 
     def __init__(self, comm: Communicator, segment: SharedSegment, cell_bytes: int) -> None:
@@ -125,7 +140,7 @@ class SharedBoard:
             ]
         return views
 
-    def publish(self, era: int, counter: int) -> None:
+    def publish(self, era: int, counter: int, enclosed: bytes = b"") -> None:
         self._segment.put(_SLOT, era * _ERA + counter)
         for rank in self._others:
             self._comm.ring(rank)
@@ -143,8 +158,14 @@ class SharedBoard:
                 return False
         return True
 
-    def hear(self, source: int, value: int) -> None:
+    def hear(self, source: int, value: int, enclosed: bytes = b"") -> None:
         raise AssertionError(f"set rank {source} sent its counter, although it shows it in shared memory")
+
+    def has_enclosed(self, era: int, position: int) -> bool:
+        return False
+
+    def take_enclosed(self, era: int, position: int) -> dict[int, bytes]:
+        raise AssertionError(f"batch {position} of era {era} is enclosed, although the ranks share memory")
 
     def close(self) -> None:
         self._segment.close()
@@ -160,6 +181,8 @@ class MessageBoard:
         self._comm = comm
         rank, size = comm.rank, comm.size
         self._is_tree = size > _MOST_DIRECT
+        self.carries = not self._is_tree
+        self._enclosed: dict[int, dict[int, bytes]] = {}  # by value of the counter that it came with, and rank
         self._parent = (rank - 1) // _BRANCHES if self._is_tree and rank else None
         first = rank * _BRANCHES + 1
         below = range(first, min(first + _BRANCHES, size)) if self._is_tree else [r for r in range(size) if r != rank]
@@ -178,12 +201,12 @@ class MessageBoard:
     def shown(self, era: int, position: int, dtype: np.dtype[Any], n: int) -> list[Array] | None:
         return None
 
-    def publish(self, era: int, counter: int) -> None:
+    def publish(self, era: int, counter: int, enclosed: bytes = b"") -> None:
         self._mine = era * _ERA + counter
         if self._is_tree:
             self._pass_on()
             return
-        message = encode_counter(self._mine)
+        message = encode_counter(self._mine, enclosed)
         for rank in self._heard:
             self._comm.post(rank, message)
 
@@ -195,13 +218,26 @@ class MessageBoard:
 
     glimpse = reached
 
-    def hear(self, source: int, value: int) -> None:
+    def hear(self, source: int, value: int, enclosed: bytes = b"") -> None:
+        if enclosed:
+            self._enclosed.setdefault(value, {})[source] = enclosed
         if source == self._parent:
             self._tell_down(value)
             return
         self._heard[source] = value
         if self._is_tree:
             self._pass_on()
+
+    def has_enclosed(self, era: int, position: int) -> bool:
+        return len(self._enclosed.get(era * _ERA + position + 1, ())) == len(self._heard)
+
+    def take_enclosed(self, era: int, position: int) -> dict[int, bytes]:
+        found = self._enclosed.pop(era * _ERA + position + 1, {})
+        assert len(found) == len(self._heard), f"batch {position} of era {era} is run before all of it has come"
+        # What is older was given to batches that were never run: their schedule has ended.
+        for value in [value for value in self._enclosed if value <= era * _ERA + position]:
+            del self._enclosed[value]
+        return found
 
     def close(self) -> None:
         pass

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,26 @@ from hvdlite.negotiation.cache import ResponseCache
 from hvdlite.negotiation.schedule import Numbering
 
 Array = NDArray[Any]
+
+
+class Enclosing(Protocol):
+    """Which batches travel with the ranks' counters, and what this rank puts in."""
+
+    def encloses(self, batch: Sequence[Response]) -> bool:
+        """Return whether what the ranks give to `batch` travels with their counters. The same on all ranks."""
+
+    def enclosure(self, name: str) -> bytes:
+        """Return what this rank gives to the operation called `name`, which it has submitted. Not empty."""
+
+
+class NothingEnclosed:
+    """`Enclosing` where batches are always run by sending."""
+
+    def encloses(self, batch: Sequence[Response]) -> bool:
+        return False
+
+    def enclosure(self, name: str) -> bytes:
+        raise AssertionError(f"{name!r} is not enclosed")
 
 
 class _Slot:
@@ -48,16 +69,22 @@ class Left(NamedTuple):
 class Follower:
     """Follows one schedule from its beginning to its end.
 
+    Args:
+        enclosing: asked about each batch once, if `board` carries anything.
+
     Attributes:
         counter: leading batches, counted from the beginning, that this rank has submitted whole. Final once `broken`.
         position: batches that it has run.
         broken: this rank has something that is not in the schedule, or has heard that it ends.
         patience: see `messages.Schedule`.
         most_shown: bytes of values that a rank may show together with its counter; negative for none at all.
+        encloses: some of its batches travel with the counters.
     """
 
-    def __init__(self, schedule: Schedule, era: int, cache: ResponseCache, rank: int, board: Board) -> None:
-        self._era, self._board = era, board
+    def __init__(
+        self, schedule: Schedule, era: int, cache: ResponseCache, rank: int, board: Board, enclosing: Enclosing
+    ) -> None:
+        self._era, self._board, self._enclosing = era, board, enclosing
         board.begin()
         self.most_shown = board.most_shown
         self.counter = self.position = 0
@@ -82,6 +109,10 @@ class Follower:
                 slots.append(slot)
             self._batches.append(slots)
         self._n = len(self._batches)
+        self._is_enclosed = [
+            board.carries and enclosing.encloses([slot.response for slot in slots]) for slots in self._batches
+        ]
+        self.encloses = any(self._is_enclosed)
         self._whole = [0] * self._n  # by batch of the cycle: how often it has been submitted whole
         self._missing = [len(batch) for batch in self._batches]  # and how many it lacks to be so once more
         self._pending: dict[str, _Pending] = {}  # in the order of submission
@@ -157,9 +188,37 @@ class Follower:
 
     def show(self) -> None:
         """Publish what only the thread that drives may publish."""
-        if self.counter != self._published:
-            self._published = self.counter
-            self._board.publish(self._era, self._published)
+        counter = self.counter  # other threads may raise it meanwhile
+        if counter == self._published:
+            return
+        enclosed = b""
+        if self.encloses:
+            # A batch that is enclosed has a message of its own, so that everyone finds it under its number.
+            for position in range(self._published, counter):
+                if enclosed:
+                    self._board.publish(self._era, position, enclosed)
+                enclosed = self._enclosure(position)
+        self._published = counter
+        self._board.publish(self._era, counter, enclosed)
+
+    def _enclosure(self, position: int) -> bytes:
+        cycle, batch = divmod(position, self._n)
+        if not self._is_enclosed[batch]:
+            return b""
+        (slot,) = self._batches[batch]
+        return self._enclosing.enclosure(self._response(slot, cycle).name)
+
+    def take_enclosed(self) -> dict[int, bytes] | None:
+        """Return what the others give to the batch that was taken last, by rank; None if it is not enclosed."""
+        position = self.position - 1
+        return self._board.take_enclosed(self._era, position) if self._is_enclosed[position % self._n] else None
+
+    def has_all_before(self, end: int) -> bool:
+        """Return whether everything enclosed has come for the batches before number `end` that have not been run."""
+        return all(
+            not self._is_enclosed[position % self._n] or self._board.has_enclosed(self._era, position)
+            for position in range(self.position, end)
+        )
 
     @property
     def is_next_whole(self) -> bool:

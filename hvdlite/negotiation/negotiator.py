@@ -33,7 +33,7 @@ from hvdlite.messages import (
 from hvdlite.negotiation.board import Board, MessageBoard
 from hvdlite.negotiation.cache import ResponseCache
 from hvdlite.negotiation.coordinator import Coordinator
-from hvdlite.negotiation.follower import Follower
+from hvdlite.negotiation.follower import Enclosing, Follower, NothingEnclosed
 
 _COORDINATOR = 0
 _FAREWELL_WAIT = 0.25  # seconds; a message ends it
@@ -55,9 +55,12 @@ class Negotiator:
         on_answered: told all Responses of a Verdict, before any of them runs.
         say_last: what the coordinator's rank is to know of this one at the end, to be written as JSON.
         board: of the set; None for one that sends messages.
+        enclosing: which batches travel with the ranks' counters, and what this rank gives to them.
 
     Attributes:
         follower: of the schedule that runs, or None while everything is asked for.
+        enclosed: what the other ranks give to the batch that `take` or `finish` returned last, by set rank; None
+            if that has to be sent.
         news: the last `advance` heard how far other ranks have come: there may be something to `take`.
     """
 
@@ -69,6 +72,7 @@ class Negotiator:
         on_answered: Callable[[Sequence[Response]], None] = lambda responses: None,
         say_last: Callable[[], Any] = lambda: None,
         board: Board | None = None,
+        enclosing: Enclosing | None = None,
     ) -> None:
         self._comm, self.coordinator, self._on_stall_message = comm, coordinator, on_stall_message
         self._on_answered, self._say_last = on_answered, say_last
@@ -77,7 +81,11 @@ class Negotiator:
         self._announced: dict[str, _Said] = {}  # by name: what the next Response of that name answers
         self._later: dict[str, deque[_Said]] = {}  # and what the ones after it do
         self._board = MessageBoard(comm) if board is None else board
+        self._enclosing: Enclosing = NothingEnclosed() if enclosing is None else enclosing
         self.follower: Follower | None = None
+        self.enclosed: dict[int, bytes] | None = None
+        self._ended: list[Verdict] = []  # the last one ends the schedule, but something enclosed is under way
+        self._set_aside: deque[tuple[int, bytes]] = deque()  # messages that came after it
         self._era = 0
         self.news = False
         self._ending = 0  # set rank 0: the last era that all have been told to end
@@ -121,10 +129,12 @@ class Negotiator:
         """Read what has arrived, and return the Verdicts that it led to, in order. Does not wait."""
         verdicts: list[Verdict] = []
         self.news = False
-        while (arrived := self._comm.poll()) is not None:
+        if self._ended:
+            return self._when_complete(self._ended)
+        while (arrived := self._next_message()) is not None:
             self._hear(*arrived, verdicts)
             if verdicts and verdicts[-1].era:
-                return verdicts  # what comes after it belongs to another era
+                return self._when_complete(verdicts)  # what comes after it belongs to another era
         if self.coordinator is not None:
             if self.coordinator.breaks and self._ending != self._era:
                 self._ending = self._era
@@ -137,6 +147,30 @@ class Negotiator:
                 for rank in range(1, self._comm.size):
                     self._comm.post(rank, message)
                 verdicts.append(decided)
+                return self._when_complete(verdicts)
+        return verdicts
+
+    def _next_message(self) -> tuple[int, bytes] | None:
+        return self._set_aside.popleft() if self._set_aside else self._comm.poll()
+
+    def _when_complete(self, verdicts: list[Verdict]) -> list[Verdict]:
+        """Return `verdicts` if all is here that the batches need which the last one still lets run.
+
+        What was enclosed for them has been sent before the Verdict was made, but by others, and may come later.
+        """
+        follower, end = self.follower, verdicts[-1].end
+        while end >= 0 and follower is not None and not follower.has_all_before(end):
+            arrived = self._comm.poll()
+            if arrived is None:
+                self._ended = verdicts
+                return []
+            source, message = arrived
+            if message[:1] == Tag.COUNTER:
+                self._board.hear(source, *decode_counter(message))
+                self.news = True
+            else:
+                self._set_aside.append(arrived)
+        self._ended = []
         return verdicts
 
     def take(self, spin: bool = False) -> list[Response] | None:
@@ -154,6 +188,7 @@ class Negotiator:
             follower.show()
         batch = follower.take(spin)
         if batch is not None:
+            self.enclosed = follower.take_enclosed()
             self._on_answered(batch)
         return batch
 
@@ -176,6 +211,8 @@ class Negotiator:
         if follower is None or self._is_frozen:
             return
         follower.break_off()
+        if not self._board.any_thread:
+            follower.show()  # with what is enclosed, which the others wait for
         self._is_frozen = True
         said = Frozen(self._era, follower.counter, waited=waited, awaited=awaited)
         for request in follower.left().beyond:
@@ -198,6 +235,7 @@ class Negotiator:
             return
         while follower.position < verdict.end:
             batch = follower.take_anyway()
+            self.enclosed = follower.take_enclosed()
             self._on_answered(batch)
             yield batch
         self.follower, self._is_frozen, self._era = None, False, verdict.era
@@ -258,7 +296,7 @@ class Negotiator:
             self._comm.post(rank, encode_json(Tag.FAREWELL, mine))
         expected = peers if self.coordinator is None else set(range(self._comm.size))
         while not expected <= self.last_words.keys():
-            while (arrived := self._comm.poll()) is not None:
+            while (arrived := self._next_message()) is not None:
                 source, message = arrived
                 if message[:1] == Tag.FAREWELL:
                     self.last_words[source] = decode_json(message)
@@ -268,7 +306,9 @@ class Negotiator:
 
     def _begin(self, schedule: Schedule, era: int) -> None:
         """Follow `schedule`, and submit to it what has not been answered yet."""
-        follower = self.follower = Follower(schedule, era, self._cache, self._comm.rank, self._board)
+        follower = self.follower = Follower(
+            schedule, era, self._cache, self._comm.rank, self._board, self._enclosing
+        )  # fmt: skip
         self._era = era
         unanswered = [said.request for said in self._announced.values()]
         unanswered += [said.request for queue in self._later.values() for said in queue]
@@ -322,7 +362,7 @@ class Negotiator:
         elif tag is Tag.ANNOUNCE and self.coordinator is not None:
             self.coordinator.hear(source, decode_announcement(message))
         elif tag is Tag.COUNTER:
-            self._board.hear(source, decode_counter(message))
+            self._board.hear(source, *decode_counter(message))
             self.news = True
         elif tag is Tag.FREEZE:
             if decode_json(message) == self._era:
