@@ -13,11 +13,16 @@ each every rank owns a slice, and beside a host with one rank there is one lane 
 P = ranks, H = hosts, S = buffer bytes. Half types travel as float32 while they are summed, and come back as halves:
 3 S (H - 1) / H, where a flat ring would send S (L (H - 1) / H + (P - 1) / P) with L ranks on each host.
 
+Large ones go in pieces: while a piece crosses the network, on a thread of its own, the piece before it is collected and
+the next one reduced in shared memory. What is left of memory's time beside the network's are the first and
+the last piece.
+
 Small messages take one lane and recursive doubling: log2(H) trips across the network instead of log2(P).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,9 +32,10 @@ from hvdlite.collectives.base import Array, Backend
 from hvdlite.collectives.local import LocalBackend
 from hvdlite.collectives.pack import Scratch, as_bytes, distribute, offsets, total_length
 from hvdlite.collectives.ring import CHUNK_BYTES, RingBackend
-from hvdlite.collectives.schedules import chunks, split_evenly
+from hvdlite.collectives.schedules import chunks, pieces, split_evenly
 from hvdlite.collectives.shared_memory import SharedMemoryBackend
 from hvdlite.collectives.tree import TreeBackend
+from hvdlite.collectives.worker import Task, Worker
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.dtypes import SUPPORTED, ReduceOp, is_half
@@ -37,6 +43,7 @@ from hvdlite.kernels import NO_FINISH, Finish, Kernels
 from hvdlite.messages import Knobs
 from hvdlite.topology import Topology
 
+_ROUNDS = 4  # of shared memory in a piece that crosses the network while others are in memory
 _BROADCAST_BYTES = 4 * 2**20  # of a piece: the network fetches the next while the host copies this one
 
 
@@ -115,10 +122,15 @@ class HierarchicalBackend(Backend):
         self._flat_ring = RingBackend(comm, kernels, chunk_bytes)
         self._adasum = Adasum(comm, kernels)
         self._local = self._make_local(piece_bytes, chunk_bytes)
+        self._piece_bytes, self._overlaps = _ROUNDS * piece_bytes, comm.any_threads
+        self._network = Worker("hvdlite network")
         self._ring: RingBackend | None = None
+        self._ring_beside: RingBackend | None = None
         self._tree: TreeBackend | None = None
         if levels.lane is not None:
             self._ring = RingBackend(levels.lane, kernels, chunk_bytes)
+            # Kernels have scratch of their own, and these are used while the others are.
+            self._ring_beside = RingBackend(levels.lane, Kernels(), chunk_bytes)
             self._tree = TreeBackend(levels.lane, kernels, chunk_bytes)
         hosts = comm.topology.hosts
         self._host_of = [[hosts[rank] for rank in levels.lanes[0]].index(host) for host in hosts]
@@ -136,6 +148,8 @@ class HierarchicalBackend(Backend):
         elif length := total_length(sources):
             if is_half(sources[0].dtype):
                 self._reduce_halves(length, sources, targets, (op, prescale, finish))
+            elif self._overlaps and length * sources[0].itemsize >= 2 * self._piece_bytes:
+                self._reduce_pieces(length, sources, targets, (op, prescale, finish))
             else:
                 self._reduce(length, sources, targets, (op, prescale, finish))
 
@@ -174,18 +188,19 @@ class HierarchicalBackend(Backend):
         self._flat_ring.alltoall(source, send, target, receive)
 
     def tune(self, knobs: Knobs) -> None:
-        self._small_bytes = knobs.small_message
+        self._small_bytes, self._piece_bytes = knobs.small_message, _ROUNDS * knobs.shared_memory_piece
         for backend in self._parts():
             backend.tune(knobs)
 
     def close(self) -> None:
+        self._network.close()
         for backend in self._parts():
             backend.close()
         self._scratch.clear()
         self._adasum.clear()
 
     def _parts(self) -> list[Backend]:
-        parts = (self._local, self._ring, self._tree, self._flat_ring)
+        parts = (self._local, self._ring, self._ring_beside, self._tree, self._flat_ring)
         return [backend for backend in parts if backend is not None]
 
     def _make_local(self, piece_bytes: int, chunk_bytes: int) -> Backend:
@@ -205,6 +220,37 @@ class HierarchicalBackend(Backend):
         self._local.reducescatter(sources, counts, mine, op, prescale)
         if total_length(mine):
             self._across(length * sources[0].itemsize).allreduce(mine, mine, op, 1.0, finish)
+        self._local.allgather(mine, counts, targets)
+
+    def _reduce_pieces(
+        self, length: int, sources: Sequence[Array], targets: Sequence[Array], how: tuple[ReduceOp, float, Finish]
+    ) -> None:
+        """`_reduce` piece by piece. In shared memory all ranks of a host do the same in the same order."""
+        op, prescale, finish = how
+        nbytes = length * sources[0].itemsize
+        crossing: tuple[Task | None, Sequence[Array], Sequence[Sequence[int]], Sequence[Array]] | None = None
+        for parts in pieces([source.size for source in sources], self._piece_bytes // sources[0].itemsize):
+            some = [sources[part.tensor][part.start : part.stop] for part in parts]
+            into = [targets[part.tensor][part.start : part.stop] for part in parts]
+            counts = self._slices([array.size for array in some], nbytes)
+            mine = self._mine(into, counts)
+            self._local.reducescatter(some, counts, mine, op, prescale)
+            task = None
+            if total_length(mine):
+                assert self._ring_beside is not None
+                reduce = self._ring_beside.allreduce
+                task = self._network.submit(functools.partial(reduce, mine, mine, op, 1.0, finish))
+            if crossing is not None:
+                self._collect(*crossing)
+            crossing = task, mine, counts, into
+        assert crossing is not None
+        self._collect(*crossing)
+
+    def _collect(
+        self, crossing: Task | None, mine: Sequence[Array], counts: Sequence[Sequence[int]], targets: Sequence[Array]
+    ) -> None:
+        if crossing is not None:
+            crossing.wait()
         self._local.allgather(mine, counts, targets)
 
     def _reduce_halves(

@@ -18,7 +18,7 @@ from hvdlite.collectives.mpi_native import MpiNativeBackend
 from hvdlite.collectives.reference import ReferenceBackend
 from hvdlite.collectives.ring import CHUNK_BYTES, RingBackend
 from hvdlite.collectives.shared_memory import DIRECT_BYTES, SharedMemoryBackend, segment_bytes
-from hvdlite.collectives.tree import TreeBackend
+from hvdlite.collectives.tree import TreeBackend, is_tiny
 from hvdlite.comm.base import Communicator
 from hvdlite.dtypes import ReduceOp, name_of
 from hvdlite.errors import ConfigError
@@ -78,6 +78,8 @@ def choose(
     if shared_memory_available:
         return Choice("shared_memory", f"{what}: all {topology.size} ranks are on one host and share memory")
     where = _where(topology)
+    if kind == "allreduce" and nbytes <= small_bytes and is_tiny(nbytes // dtype.itemsize, dtype, topology.size):
+        return Choice("tree", f"{what}: {where}, and one trip from everybody to everybody takes fewest steps")
     if hierarchical_available and kind in HIERARCHICAL_KINDS and op is not ReduceOp.ADASUM:
         return Choice("hierarchical", f"{what}: {where}, and each byte should cross the network once")
     if nbytes <= small_bytes:

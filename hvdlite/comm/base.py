@@ -34,11 +34,13 @@ class Communicator(abc.ABC):
     Attributes:
         rank, size: this process' place in the group, and how many there are.
         topology: who sits on which host; the same value on all ranks.
+        any_threads: several threads may use groups at the same time; one group still belongs to one of them at a time.
     """
 
     rank: int
     size: int
     topology: Topology
+    any_threads: bool = True
 
     # Control plane. `post`, `poll` and `wait` belong to the engine thread, `wake` and `ring` to anyone.
 

@@ -189,6 +189,7 @@ class MpiCommunicator(Communicator):
         self._bell_of = {rank: number for number, rank in enumerate(local)}
         self._all_can_ring = self.topology.n_hosts == 1
         self._naps = place.scarce or not self._all_can_ring
+        self.any_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._outbox: deque[MPI.Request] = deque()
         self._arriving: deque[_Arriving] = deque()
         self._pieces: dict[int, list[bytearray]] = {}

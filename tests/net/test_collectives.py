@@ -20,7 +20,12 @@ def run(hosts, mpi, ranks, *arguments, env=None):
 
 @pytest.mark.parametrize(
     ("ranks", "backend"),
-    [([1, 1, 1, 1], "tree ring"), ([2, 2], "hierarchical"), ([2, 1, 1], "hierarchical"), ([3, 1], "hierarchical")],
+    [
+        ([1, 1, 1, 1], "tree ring"),
+        ([2, 2], "tree hierarchical"),
+        ([2, 1, 1], "tree hierarchical"),
+        ([3, 1], "tree hierarchical"),
+    ],
     ids=["1+1+1+1", "2+2", "2+1+1", "3+1"],
 )
 def test_everything_is_right_between_hosts(hosts, mpi, ranks, backend):

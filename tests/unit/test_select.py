@@ -38,6 +38,15 @@ def test_threshold_divides_tree_and_ring_between_hosts(nbytes: int, backend: str
     assert chosen(TWO_HOSTS, nbytes, small_bytes=100).backend == backend
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "backend"), [(4, "tree"), (4096, "tree"), (4100, "hierarchical"), (0, "hierarchical")]
+)
+def test_what_is_tiny_takes_one_trip_even_where_hosts_have_several_ranks(nbytes: int, backend: str) -> None:
+    assert chosen(TWO_HOSTS, nbytes, hierarchical_available=True).backend == backend
+    # Told that nothing is small, all of it takes the way of large ones.
+    assert chosen(TWO_HOSTS, nbytes, hierarchical_available=True, small_bytes=-1).backend == "hierarchical"
+
+
 def test_one_host_without_shared_memory_sends_messages() -> None:
     choice = chosen(ONE_HOST, 10**6, shared_memory_available=False)
     assert choice.backend == "ring"
