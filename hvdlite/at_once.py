@@ -1,6 +1,7 @@
-"""Where callers enter the short way of an allreduce that they wait for (`engine.short_way`).
+"""Where callers enter the shorter ways of an allreduce of which the ranks have learned that it comes.
 
-Everything that is not plain goes the general way, which knows all cases and says what is wrong.
+One that they wait for is run at once, if it is all that comes next (`engine.short_way`); another one is taken in without
+checks. Everything that is not plain goes the general way, which knows all cases and says what is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite import runtime
+from hvdlite.buffers import Buffer
 from hvdlite.dtypes import ReduceOp, find_name
+from hvdlite.engine.engine import Engine
+from hvdlite.engine.handle import Handle
+from hvdlite.engine.inbox import Submission
 from hvdlite.messages import Kind, Request
 from hvdlite.process_set import ProcessSet
 
@@ -38,21 +43,60 @@ def allreduce_at_once(
     Raises:
         HorovodInternalError: the ranks differ, or one could not take part.
     """
-    known = _OPS.get(op) if op is None or type(op) in (int, ReduceOp) else None
-    if known is None or type(prescale) is not float or type(postscale) is not float:
+    learned = _learned(name, dtype, source.shape, op, prescale, postscale, process_set)
+    if learned is None:
         return False
-    if type(process_set) is not ProcessSet:
-        return False
-    engine = runtime.current("allreduce").find_engine(process_set.process_set_id)
-    if engine is None or not engine.is_scheduled:
-        return False
-    request = Request(Kind.ALLREDUCE, name, dtype, source.shape, known, -1, prescale, postscale)
+    engine, request = learned
     flat = source.reshape(-1)
     done = engine.allreduce_at_once(request, flat, flat if target is source else target.reshape(-1))
     if isinstance(done, bool):
         return done
     done.wait()
     return True
+
+
+def allreduce_again(
+    name: str,
+    dtype: str,
+    source: Array,
+    target: Array,
+    op: Any,
+    prescale: Any,
+    postscale: Any,
+    process_set: Any,
+    value: Any,
+) -> Handle | None:
+    """Submit an allreduce that is part of what the ranks have learned, and return at once. Collective.
+
+    Args: as of `allreduce_at_once`, and:
+        value: the result of the handle.
+
+    Returns:
+        A handle, as of `start`. None: nothing has been done; go the general way.
+    """
+    learned = _learned(name, dtype, source.shape, op, prescale, postscale, process_set)
+    if learned is None:
+        return None
+    engine, request = learned
+    handle = Handle(name, None, engine)
+    read = Buffer.of(source)
+    written = read if target is source else Buffer.of(target)
+    return handle if engine.submit_repeated(Submission(request, handle, read, written, None, value)) else None
+
+
+def _learned(
+    name: str, dtype: str, shape: tuple[int, ...], op: Any, prescale: Any, postscale: Any, process_set: Any
+) -> tuple[Engine, Request] | None:
+    """Return who serves the set, and what it is to be asked for; None where it follows no schedule."""
+    known = _OPS.get(op) if op is None or type(op) in (int, ReduceOp) else None
+    if known is None or type(prescale) is not float or type(postscale) is not float:
+        return None
+    if type(process_set) is not ProcessSet:
+        return None
+    engine = runtime.current("allreduce").find_engine(process_set.process_set_id)
+    if engine is None or not engine.is_scheduled:
+        return None
+    return engine, Request(Kind.ALLREDUCE, name, dtype, shape, known, -1, prescale, postscale)
 
 
 def reduce_array_at_once(

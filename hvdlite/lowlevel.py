@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite import runtime
-from hvdlite.at_once import allreduce_at_once
+from hvdlite.at_once import allreduce_again, allreduce_at_once
 from hvdlite.basics import HorovodBasics
 from hvdlite.buffers import Buffer, describe
 from hvdlite.comm.arena import Home, SharedBuffer
@@ -43,6 +43,7 @@ __all__ = [
     "Kind",
     "ReduceOp",
     "SharedBuffer",
+    "allreduce_again",
     "allreduce_at_once",
     "asynchronous",
     "check_process_set",

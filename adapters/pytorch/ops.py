@@ -30,7 +30,7 @@ from hvdlite.lowlevel import (
     synchronous,
 )
 
-from .at_once import reduce_at_once
+from .at_once import reduce_again, reduce_at_once
 from .handles import AnyHandle
 from .tensors import allocate, as_array, as_source, as_splits, to_gathered, to_new, to_same
 
@@ -78,6 +78,10 @@ def allreduce_async(
 ) -> AnyHandle:
     """Start `allreduce`; the result is a new tensor."""
     names = [name_for(Kind.ALLREDUCE, name, process_set)]
+    if average is None:
+        begun = reduce_again(tensor, names[0], op, prescale_factor, postscale_factor, process_set, in_place=False)
+        if begun is not None:
+            return begun
     reduction = reduction_for(Kind.ALLREDUCE, names, op, average, prescale_factor, postscale_factor, process_set)
     return start_allreduce([tensor], names, reduction, to_new)[0]
 
@@ -94,6 +98,10 @@ def allreduce_async_(
 ) -> AnyHandle:
     """Start `allreduce_`; the result is `tensor` itself."""
     names = [name_for(Kind.ALLREDUCE, name, process_set)]
+    if average is None:
+        begun = reduce_again(tensor, names[0], op, prescale_factor, postscale_factor, process_set, in_place=True)
+        if begun is not None:
+            return begun
     reduction = reduction_for(Kind.ALLREDUCE, names, op, average, prescale_factor, postscale_factor, process_set)
     return start_allreduce([tensor], names, reduction, to_same)[0]
 

@@ -130,6 +130,11 @@ class Engine:
         """
         self._inbox.submit(submissions)
 
+    def submit_repeated(self, submission: Submission) -> bool:
+        """`submit` what is part of the schedule that runs. False: it is not, and nothing has been done."""
+        follower = self._negotiator.follower
+        return follower is not None and self._inbox.submit_repeated(submission, follower)
+
     @property
     def is_scheduled(self) -> bool:
         """Whether the ranks run what they have learned, without asking. From any thread."""

@@ -96,11 +96,32 @@ class Inbox:
                 name = submission.request.name
                 if submission.request.kind is Kind.JOIN and self._deferred:
                     self._joining = submission  # not before what was submitted before it
-                elif name in self._in_flight or (self._alone is not None and self._alone.name == name):
+                elif self._is_taken(name):
                     self._deferred.setdefault(name, deque()).append(submission)
                 else:
                     self._in_flight[name] = submission
                     self._offer(submission.request)
+
+    def submit_repeated(self, submission: Submission, follower: Follower) -> bool:
+        """Take in an operation of the schedule that `follower` follows. False: it does not fit, and has not been.
+
+        Nothing that is in flight then waits for anything, so most of what `submit` looks after cannot be.
+        """
+        request = submission.request
+        submission.site, submission.since = call_site(), time.monotonic()
+        with self._lock:
+            if self._closed is not None or follower is not self._follower or self._new or self._joining is not None:
+                return False
+            if self._is_taken(request.name) or not follower.fits(request):
+                return False
+            before = follower.counter
+            if not follower.accept(request):
+                return False
+            self._in_flight[request.name] = submission
+            if follower.counter != before or len(self._in_flight) == 1:
+                self.attention = True
+        self._on_accepted(request)
+        return True
 
     def submit_alone(self, request: Request, follower: Follower, values: NDArray[Any] | None) -> bool:
         """Take in what is all that `follower` runs next, while nothing else is in flight. False: it has not been.
@@ -203,6 +224,9 @@ class Inbox:
             submission = self._in_flight.pop(name)
             self._release(name)
         return submission
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self._in_flight or (self._alone is not None and self._alone.name == name)
 
     def _release(self, name: str) -> None:
         if name in self._deferred:

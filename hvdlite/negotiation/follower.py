@@ -139,6 +139,11 @@ class Follower:
                     self._count()
             return True
 
+    def fits(self, request: Request) -> bool:
+        """Return whether `accept` would take `request`, unless the schedule is broken off in between."""
+        with self._lock:
+            return not self.broken and self._find(request) is not None
+
     def accept_alone(self, request: Request, values: Array | None) -> bool:
         """`accept` a submission that is all of the batch that runs next, where nothing else is pending.
 

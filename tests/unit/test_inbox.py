@@ -137,6 +137,68 @@ def test_what_is_alone_may_go_on_like_any_other():
     assert inbox.get("w") is later
 
 
+class OneName:
+    """A follower of a schedule of nothing but `name`, a batch of its own."""
+
+    def __init__(self, name, broken=False):
+        self.name, self.broken, self.counter = name, broken, 0
+
+    def fits(self, request):
+        return request.name == self.name
+
+    def accept(self, request):
+        if self.broken or request.name != self.name:
+            return False
+        self.counter += 1
+        return True
+
+    def break_off(self):
+        self.broken = True
+
+
+def test_what_repeats_is_taken_in_and_told_to_nobody():
+    inbox, follower = Inbox(), OneName("w")
+    inbox.follow(follower)
+    repeated = submission("w")
+    assert inbox.submit_repeated(repeated, follower)
+    assert inbox.attention
+    assert inbox.drain() == []
+    assert inbox.get("w") is repeated
+    assert repeated.where.startswith(__file__)
+    inbox.finish("w", 7)
+    assert repeated.handle.wait() == 7
+
+
+def test_what_does_not_fit_is_not_taken_in_and_the_schedule_goes_on():
+    inbox, follower = Inbox(), OneName("w")
+    assert not inbox.submit_repeated(submission("w"), follower)  # it is not the one that is followed
+    inbox.follow(follower)
+    assert not inbox.submit_repeated(submission("v"), follower)
+    assert inbox.submit_repeated(submission("w"), follower)
+    assert not inbox.submit_repeated(submission("w"), follower)  # its name is in flight
+    assert not follower.broken
+    assert follower.counter == 1
+    inbox.finish("w")
+    inbox.poison([Request(Kind.ALLREDUCE, "p", problem="no")])
+    assert not inbox.submit_repeated(submission("w"), follower)  # not before what came before it
+    assert list(inbox.in_flight) == []
+
+
+def test_a_schedule_that_was_broken_off_in_between_takes_nothing_in():
+    inbox, follower = Inbox(), OneName("w")
+    inbox.follow(follower)
+    follower.break_off()
+    assert not inbox.submit_repeated(submission("w"), follower)
+    assert list(inbox.in_flight) == []
+
+
+def test_a_closed_inbox_takes_nothing_in_that_repeats():
+    inbox, follower = Inbox(), OneName("w")
+    inbox.follow(follower)
+    inbox.close(lambda request: ShutdownError(request.name))
+    assert not inbox.submit_repeated(submission("w"), follower)
+
+
 def test_closing_fails_what_is_there_and_what_comes():
     inbox = Inbox()
     waiting = [submission("a"), submission("b"), submission("a", Kind.BROADCAST)]
