@@ -1,7 +1,7 @@
 """Where callers enter the shorter ways of an allreduce of which the ranks have learned that it comes.
 
-One that they wait for is run at once, if it is all that comes next (`engine.short_way`); another one is taken in without
-checks. Everything that is not plain goes the general way, which knows all cases and says what is wrong.
+One that they wait for is run at once, if it is all that comes next (`engine.short_way`); another one is taken in
+without checks. Everything that is not plain goes the general way, which knows all cases and says what is wrong.
 """
 
 from __future__ import annotations
