@@ -92,6 +92,7 @@ from hvdlite.queries import (
     rocm_built,
     size,
 )
+from hvdlite.shared import shared_zeros
 
 __all__ = [
     "__version__",
@@ -162,6 +163,7 @@ __all__ = [
     "RemoteError",
     "remove_process_set",
     "rocm_built",
+    "shared_zeros",
     "shutdown",
     "ShutdownError",
     "size",

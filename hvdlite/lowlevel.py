@@ -56,6 +56,7 @@ __all__ = [
     "resolve_op",
     "seconds_busy",
     "shared_buffer",
+    "shared_memory",
     "split_rows",
     "start",
     "start_empty",
@@ -250,8 +251,11 @@ def start(
                 )
             rows = _rows_for_each(name, source, splits, len(engine.members)) if kind is Kind.ALLTOALL else ()
             home = None
-            if item.home is not None and kind is Kind.ALLREDUCE and item.target is not None:
-                home = item.home.home_of(item.target, engine.group)
+            if item.target is not None and kind is Kind.ALLREDUCE:
+                if item.home is not None:
+                    home = item.home.home_of(item.target, engine.group)
+                elif engine.homes and item.target is source:
+                    home = engine.homes.find(source, engine.group)
             request = Request(
                 kind, name, name_of(dtype), source.shape, op, root, *factors, rows, "cpu",
                 group, len(names) if group else 0, "", home[:2] if home else (),
@@ -296,6 +300,17 @@ def shared_buffer(nbytes: int, process_set: ProcessSet, name: str | None = None)
         engine.submit([Submission(Request(Kind.SHARED_BUFFER, name, "uint8", (int(nbytes),)), handle)])
     made = handle.wait()
     return None if made is None else SharedBuffer(engine.group, engine.comm.rank, *made)
+
+
+def shared_memory(nbytes: int, process_set: ProcessSet, name: str | None = None) -> Array:
+    """Return zeros, flat uint8: tensors over this array or parts of it are reduced in place. Collective.
+
+    Arguments and errors as of `shared_buffer`; where that is None, the memory is private, and the rest is the same.
+    """
+    made = shared_buffer(nbytes, process_set, name)
+    if made is None:
+        return np.zeros(nbytes, np.uint8)
+    return _engine_of(process_set, Kind.SHARED_BUFFER, []).homes.keep(made)
 
 
 def fusion_threshold() -> int:

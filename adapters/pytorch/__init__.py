@@ -100,6 +100,7 @@ from .ops import (
 from .optimizer import DistributedOptimizer
 from .rank_log import get_logger
 from .sampler import DistributedSampler
+from .shared import shared_zeros
 from .sparse import sparse_allreduce_async
 from .state import broadcast_optimizer_state, broadcast_parameters
 from .sync_batch_norm import SyncBatchNorm
@@ -183,6 +184,7 @@ __all__ = [
     "RemoteError",
     "remove_process_set",
     "rocm_built",
+    "shared_zeros",
     "shutdown",
     "ShutdownError",
     "size",

@@ -7,6 +7,8 @@ on all of them is reduced in place.
 
 from __future__ import annotations
 
+import bisect
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,11 +60,45 @@ class SharedBuffer:
             return None
         return Home(self._number, start, self._blocks)
 
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Makes `np.asarray(buffer)` the block as an array that keeps this object, as do all views of it."""
+        interface: dict[str, Any] = self.array.__array_interface__
+        return interface
+
     def close(self) -> None:
         """Let operations treat the memory as any other from here on. Not collective; arrays over it stay valid."""
         self._group = None
         self._blocks = ()
         self.array = np.empty(0, np.uint8)
+
+
+class Homes:
+    """The shared buffers of a group whose memory users hold as plain arrays: which one an array lies in. Any thread.
+
+    A buffer is forgotten with the last array over it.
+    """
+
+    def __init__(self) -> None:
+        self._by_address: weakref.WeakValueDictionary[int, SharedBuffer] = weakref.WeakValueDictionary()
+        self._addresses: list[int] = []  # ascending; may name what is gone
+
+    def __bool__(self) -> bool:
+        return bool(self._addresses)
+
+    def keep(self, buffer: SharedBuffer) -> Array:
+        """Return the block of `buffer` as an array; `find` knows it and its views as long as there is one."""
+        array = np.asarray(buffer)
+        self._by_address[address_of(array)] = buffer
+        self._addresses = sorted(self._by_address)
+        return array
+
+    def find(self, array: Array, group: object) -> Home | None:
+        """Return where `array` lies, or None where that is in no buffer of `group` that is kept here."""
+        addresses = self._addresses
+        place = bisect.bisect_right(addresses, address_of(array)) - 1
+        buffer = self._by_address.get(addresses[place]) if place >= 0 else None
+        return None if buffer is None else buffer.home_of(array, group)
 
 
 def address_of(array: Array) -> int:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from hvdlite import errors
 from hvdlite.affinity import cores_of_this_thread, describe_cores
 from hvdlite.buffers import Buffer
+from hvdlite.comm.arena import Homes
 from hvdlite.comm.base import Communicator
 from hvdlite.config import Config
 from hvdlite.engine.cycle import Cycle
@@ -89,6 +90,7 @@ class Engine:
         self.waits = self._metrics.waits
         self.comm, self.members, self.config, self.kernels = comm, tuple(members), config, kernels
         self.group: object = object()  # what shared buffers of this engine belong to
+        self.homes = Homes()  # those that users hold as plain arrays
         self._inbox = Inbox(lambda request: instrument.heard(comm.rank, (request,)))
         self._cycle = Cycle(comm, config, kernels, self._inbox, on_process_set, on_joined, instrument)
         coordinator = None
