@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hvdlite import runtime
 from hvdlite.buffers import Buffer
+from hvdlite.comm.arena import Home
 from hvdlite.dtypes import ReduceOp, find_name
 from hvdlite.engine.engine import Engine
 from hvdlite.engine.handle import Handle
@@ -43,12 +44,12 @@ def allreduce_at_once(
     Raises:
         HorovodInternalError: the ranks differ, or one could not take part.
     """
-    learned = _learned(name, dtype, source.shape, op, prescale, postscale, process_set)
+    learned = _learned(name, dtype, source, target, op, prescale, postscale, process_set)
     if learned is None:
         return False
-    engine, request = learned
+    engine, request, home = learned
     flat = source.reshape(-1)
-    done = engine.allreduce_at_once(request, flat, flat if target is source else target.reshape(-1))
+    done = engine.allreduce_at_once(request, flat, flat if target is source else target.reshape(-1), home)
     if isinstance(done, bool):
         return done
     done.wait()
@@ -74,20 +75,21 @@ def allreduce_again(
     Returns:
         A handle, as of `start`. None: nothing has been done; go the general way.
     """
-    learned = _learned(name, dtype, source.shape, op, prescale, postscale, process_set)
+    learned = _learned(name, dtype, source, target, op, prescale, postscale, process_set)
     if learned is None:
         return None
-    engine, request = learned
+    engine, request, home = learned
     handle = Handle(name, None, engine)
     read = Buffer.of(source)
     written = read if target is source else Buffer.of(target)
-    return handle if engine.submit_repeated(Submission(request, handle, read, written, None, value)) else None
+    submission = Submission(request, handle, read, written, None, value, home=home)
+    return handle if engine.submit_repeated(submission) else None
 
 
 def _learned(
-    name: str, dtype: str, shape: tuple[int, ...], op: Any, prescale: Any, postscale: Any, process_set: Any
-) -> tuple[Engine, Request] | None:
-    """Return who serves the set, and what it is to be asked for; None where it follows no schedule."""
+    name: str, dtype: str, source: Array, target: Array, op: Any, prescale: Any, postscale: Any, process_set: Any
+) -> tuple[Engine, Request, Home | None] | None:
+    """Return who serves the set, what it is asked for, and where that lives; None where it follows no schedule."""
     known = _OPS.get(op) if op is None or type(op) in (int, ReduceOp) else None
     if known is None or type(prescale) is not float or type(postscale) is not float:
         return None
@@ -96,7 +98,10 @@ def _learned(
     engine = runtime.current("allreduce").find_engine(process_set.process_set_id)
     if engine is None or not engine.is_scheduled:
         return None
-    return engine, Request(Kind.ALLREDUCE, name, dtype, shape, known, -1, prescale, postscale)
+    home = engine.homes.find(source, engine.group) if engine.homes and target is source else None
+    place = home[:2] if home else ()
+    request = Request(Kind.ALLREDUCE, name, dtype, source.shape, known, -1, prescale, postscale, home=place)
+    return engine, request, home
 
 
 def reduce_array_at_once(

@@ -20,6 +20,7 @@ from hvdlite.collectives.base import Backend
 from hvdlite.collectives.select import choose, make_backends
 from hvdlite.collectives.shared_memory import SharedMemoryBackend
 from hvdlite.collectives.tree import TreeBackend, is_tiny
+from hvdlite.comm.arena import Home
 from hvdlite.comm.base import Communicator
 from hvdlite.config import Config
 from hvdlite.dtypes import SUPPORTED, ReduceOp, is_half, is_integer
@@ -146,26 +147,40 @@ class Cycle:
             self._seconds += time.perf_counter() - self._started
 
     def allreduce_one(
-        self, response: Response, how: How, source: Array, target: Array, shown: Sequence[Array] | None
+        self,
+        response: Response,
+        how: How,
+        source: Array,
+        target: Array,
+        shown: Sequence[Array] | None,
+        home: Home | None = None,
     ) -> None:
         """Run an allreduce that is a batch of its own. Its memory need not be in the inbox, nor any handle.
 
         Args:
             source, target: flat.
             shown: the values of all ranks, if they have shown them.
+            home: where both lie, if that is shared memory.
         """
         responses = (response,)
         self._instrument.began(responses)
         self._started = time.perf_counter()
         self._running = True
         self._instrument.activity(how.way.activity)
-        if shown is None:
-            how.way.backend.allreduce([source], [target], how.op, response.prescale, how.finish)
+        backend, reason, op, prescale = how.way.backend, how.way.reason, how.op, response.prescale
+        # The Response has a home only if the tensors of all ranks lie there.
+        if shown is None and response.home and home and how.cost < math.inf:
+            assert isinstance(backend, SharedMemoryBackend)
+            starts, lengths = (home.start,), (source.size,)
+            backend.allreduce_in_place(home.blocks, how.dtype, starts, lengths, op, prescale, how.finish)
+            reason = f"{reason}, {_IN_PLACE}"
+        elif shown is None:
+            backend.allreduce([source], [target], op, prescale, how.finish)
         else:
             with np.errstate(all="ignore"):
-                self._kernels.fold(how.op, shown, target, response.prescale, how.finish)
+                self._kernels.fold(op, shown, target, prescale, how.finish)
         self._last = response
-        self._instrument.operation(Operation(Kind.ALLREDUCE, responses, how.nbytes, how.way.reason, self._started))
+        self._instrument.operation(Operation(Kind.ALLREDUCE, responses, how.nbytes, reason, self._started))
         self._running = False
         self._seconds += time.perf_counter() - self._started
 
@@ -280,7 +295,7 @@ class Cycle:
         finish = _finish(first, dtype, self._comm.size)
         sources = [s.source.host() if s.source and s.source is not s.target else None for s in submissions]
         way.backend.allreduce_in_place(homes[0].blocks, dtype, starts, lengths, op, first.prescale, finish, sources)
-        self._hand_over(plan, f"{way.reason}, in which the tensors live", submissions)
+        self._hand_over(plan, f"{way.reason}, {_IN_PLACE}", submissions)
         return True
 
     def _reducescatter(self, plan: FusionPlan) -> None:
@@ -427,6 +442,7 @@ class Cycle:
 
 _LARGE = 2**30
 _COST_OF_HALVES = 4  # who reads half types converts them
+_IN_PLACE = "in which the tensors live"  # after the reason of a backend in shared memory
 _CHOICES = 256  # remembered
 
 

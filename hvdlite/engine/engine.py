@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from hvdlite import errors
 from hvdlite.affinity import cores_of_this_thread, describe_cores
 from hvdlite.buffers import Buffer
-from hvdlite.comm.arena import Homes
+from hvdlite.comm.arena import Home, Homes
 from hvdlite.comm.base import Communicator
 from hvdlite.config import Config
 from hvdlite.engine.cycle import Cycle
@@ -142,13 +142,16 @@ class Engine:
         """Whether the ranks run what they have learned, without asking. From any thread."""
         return self._negotiator.follower is not None
 
-    def allreduce_at_once(self, request: Request, source: NDArray[Any], target: NDArray[Any]) -> Handle | bool:
+    def allreduce_at_once(
+        self, request: Request, source: NDArray[Any], target: NDArray[Any], home: Home | None = None
+    ) -> Handle | bool:
         """Reduce on this thread if the ranks have learned that nothing but this comes next.
 
         Saves most of what `submit` and `drive` do for operations in any order.
 
         Args:
             source, target: flat, native-endian, of the dtype of the request.
+            home: where both lie, if that is shared memory.
 
         Returns:
             True: `target` has the result. A handle to wait for: other ranks have not come yet. False: nothing
@@ -169,14 +172,14 @@ class Engine:
             self.waits.begin()
             error = None
             try:
-                at_rest = self._short_way.run(request, how, source, target, follower)
+                at_rest = self._short_way.run(request, how, source, target, follower, home)
             except BaseException as caught:
                 at_rest, error = False, caught
             self.waits.end(goes_on=not at_rest)
             if at_rest:
                 return True
             handle = Handle(request.name, driver=self)
-            late = Submission(request, handle, Buffer.of(source), Buffer.of(target), site=call_site())
+            late = Submission(request, handle, Buffer.of(source), Buffer.of(target), site=call_site(), home=home)
             late.since = time.monotonic()
             self._inbox.leave_alone(late)
             if error is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from hvdlite.comm.arena import Home
 from hvdlite.engine.cycle import Cycle, How
 from hvdlite.engine.inbox import Inbox
 from hvdlite.messages import Kind, Request, Response
@@ -38,12 +39,14 @@ class ShortWay:
         shown = source if how.cost <= follower.most_shown else None
         return how if self._inbox.submit_alone(request, follower, shown) else None
 
-    def run(self, request: Request, how: How, source: Array, target: Array, follower: Follower) -> bool:
+    def run(
+        self, request: Request, how: How, source: Array, target: Array, follower: Follower, home: Home | None
+    ) -> bool:
         """Run what has been entered. False if other ranks have not come yet: then it becomes a Submission."""
         response = self._negotiator.take_alone(follower, request)
         if response is None:
             return False
-        self._cycle.allreduce_one(response, how, source, target, self._shown(how, target, follower))
+        self._cycle.allreduce_one(response, how, source, target, self._shown(how, target, follower), home)
         self._inbox.leave_alone(None)
         return True
 

@@ -16,18 +16,19 @@ def in_place():
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7])
-@pytest.mark.parametrize("shape", [(), 1, 1001, (3, 0), (7, 11), [2, 3, 5]])
+@pytest.mark.parametrize("shape", [(), 1, 1001, (3, 0), (7, 11), [2, 3, 5], (3, 20_001)])
 def test_arrays_and_views_of_them_are_reduced_in_place(on_ranks, size, shape):
     def body(rank):
         array = hvd.shared_zeros(shape, np.float32)
         assert not array.any() and array.dtype == np.float32
         values = np.arange(array.size, dtype=np.float32).reshape(array.shape) * size + rank
         found = []
-        for _ in range(5):  # the schedule is learned meanwhile
+        for turn in range(5):  # the schedule is learned meanwhile
             np.copyto(array, values)
             result = hvd.allreduce_(array, op=hvd.Sum, name="whole")
             assert result is array
-            found.append((array.tolist(), in_place() or not array.size))
+            # Once learned, small ones are shown together with the rank's number.
+            found.append((array.tolist(), in_place() or (turn > 0 and array.size < 10_000) or not array.size))
         if array.ndim == 2 and array.size:
             np.copyto(array, values)
             hvd.allreduce_(array[1:3], op=hvd.Sum)

@@ -30,9 +30,9 @@ def seen(monkeypatch):
         Cycle.allreduce_one, ShortWay.run_late, ShortWay.enter, Engine.allreduce_at_once,
     )  # fmt: skip
 
-    def watched_one(self, response, how, source, target, shown):
+    def watched_one(self, response, how, source, target, shown, home=None):
         counts["not shown" if shown is None else "shown"] += 1
-        reduce_one(self, response, how, source, target, shown)
+        reduce_one(self, response, how, source, target, shown, home)
 
     def watched_late(self, response, follower):
         done = run_late(self, response, follower)
