@@ -1,12 +1,11 @@
-"""Allreduce by hvdlite, by raw MPI and by torch's gloo: the same tensors, in the same job, in turn.
+"""Allreduce by hvdlite, by raw MPI and by torch's gloo: the same values, in the same job, in turn.
 
     hvdrun -np 2 python benchmarks/allreduce.py [--json results.json]
 
-The contenders take turns, some repetitions each, so that a drift of the machine's speed
-hits all of them, and each runs with warm caches; the medians and their ratios are
-printed. A repetition lasts from the call until this rank has its result, and the slowest
-rank's time counts. MPI is silent within a turn: a rank that waits in an MPI call spins,
-and takes the core from the other contenders' threads.
+hvdlite runs twice: on ordinary tensors (`hvdlite`), and on tensors in memory that all ranks see (`shared`:
+hvd.shared_zeros; of many gradients, those below 1 MiB are together in buckets of up to 4 MiB, as they are with
+gradient_as_bucket_view=True). A repetition lasts from the call until this rank has its result, and the slowest rank's
+time counts; medians and their ratios are printed. GB/s a core: what a rank reduces for all, S / P, by the time.
 """
 
 from __future__ import annotations
@@ -14,37 +13,54 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from turns import connect, machine, medians, take_turns
 
 import hvdlite.torch as hvd
+from hvdlite.bench import peers
+from hvdlite.bench.turns import Ranks, medians, take_turns
 
-Contender = Callable[[list[torch.Tensor]], None]
+MIB = 2**20
+BUCKET_BYTES, ALONE_BYTES = 4 * MIB, MIB  # as hvdlite.torch joins gradients
+Run = Callable[[], object]
+
+
+class Case(NamedTuple):
+    """What is summed: tensors of these lengths, all at once if there are several."""
+
+    name: str
+    lengths: Sequence[int]
+    dtype: torch.dtype
+    repetitions: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.lengths) * self.dtype.itemsize
 
 
 def main() -> None:
     arguments = parse_arguments()
     hvd.init()
-    comm = connect()
-    contenders: dict[str, Contender] = {"hvdlite": by_hvdlite, "mpi": by_mpi(comm), "gloo": by_gloo}
-    results = []
+    comm = peers.ranks()
+    folder = peers.start_gloo(comm)
     if comm.rank == 0 and not arguments.quick:
-        print("medians of the slowest rank's times; this takes about a minute", flush=True)
-    for name, sizes, dtype, repetitions in cases(arguments.quick):
-        able = {who: run for who, run in contenders.items() if who != "mpi" or dtype is torch.float32}
-        seconds = measure(able, sizes, dtype, repetitions, comm)
-        results.append(row(name, sum(sizes) * dtype.itemsize, seconds))
+        print("medians of the slowest rank's times; this takes about 90 seconds", flush=True)
+    results = []
+    for case in cases(arguments.quick):
+        seconds = measure(case, comm)
+        results.append(row(case, seconds, comm.size))
         if comm.rank == 0:
             print(line(results[-1]), flush=True)
     if comm.rank == 0:
         print("\nwhy hvdlite ran it this way: " + hvd.backend_reasons().get("allreduce", ""))
         if arguments.json:
-            arguments.json.write_text(json.dumps({"machine": machine(comm), "results": results}, indent=2) + "\n")
-    dist.destroy_process_group()
+            found = {"machine": peers.machine(comm), "results": results}
+            arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    peers.stop_gloo(folder, comm)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -54,17 +70,18 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def cases(quick: bool) -> list[tuple[str, list[int], torch.dtype, int]]:
-    """Return (name, lengths of the tensors, their dtype, repetitions). MPI has no bfloat16."""
-    few = 20 if quick else 1
+def cases(quick: bool) -> list[Case]:
+    few, gradients = 20 if quick else 1, resnet50_gradients()
     return [
-        ("1 KiB", [256], torch.float32, 1000 // few),
-        ("256 KiB", [2**16], torch.float32, 400 // few),
-        ("4 MiB", [2**20], torch.float32, 100 // few),
-        ("16 MiB", [2**22], torch.float32, 40 // few),
-        ("64 MiB", [2**24], torch.float32, max(3, 20 // few)),
-        ("ResNet-50 gradients", resnet50_gradients(), torch.float32, max(3, 20 // few)),
-        ("ResNet-50 bfloat16", resnet50_gradients(), torch.bfloat16, max(3, 20 // few)),
+        Case("1 KiB", [256], torch.float32, 1000 // few),
+        Case("256 KiB", [2**16], torch.float32, 400 // few),
+        Case("1 MiB", [2**18], torch.float32, 200 // few),
+        Case("4 MiB", [2**20], torch.float32, 100 // few),
+        Case("16 MiB", [2**22], torch.float32, 40 // few),
+        Case("64 MiB", [2**24], torch.float32, max(1, 20 // few)),
+        Case("ResNet-50's gradients", gradients, torch.float32, max(1, 20 // few)),
+        Case("ResNet-50's, bfloat16", gradients, torch.bfloat16, max(1, 20 // few)),
+        Case("ResNet-50's, float16", gradients, torch.float16, max(1, 20 // few)),
     ]
 
 
@@ -83,39 +100,78 @@ def resnet50_gradients() -> list[int]:
     return lengths[::-1]
 
 
-def by_hvdlite(tensors: list[torch.Tensor]) -> None:
+def bucketed(case: Case) -> list[int]:
+    """Return the lengths of the tensors of `case` with neighbours joined into buckets."""
+    joined: list[int] = []
+    last_is_bucket = False
+    for length in case.lengths:
+        small = length * case.dtype.itemsize < ALONE_BYTES
+        if small and last_is_bucket and (joined[-1] + length) * case.dtype.itemsize <= BUCKET_BYTES:
+            joined[-1] += length
+        else:
+            joined.append(length)
+        last_is_bucket = small
+    return joined
+
+
+def tensors_of(contender: str, case: Case) -> list[torch.Tensor]:
+    """Return what a contender sums; of `shared` all ranks must ask at the same time."""
+    if contender != "shared":
+        return [torch.zeros(n, dtype=case.dtype) for n in case.lengths]
+    lengths = bucketed(case)
+    return list(hvd.shared_zeros(sum(lengths), case.dtype).split(lengths))
+
+
+def contenders(case: Case) -> dict[str, Callable[[list[torch.Tensor]], Run]]:
+    """Return what makes a repetition of tensors, by contender. MPI has no half types."""
+    able = {
+        "hvdlite": functools.partial(by_hvdlite, "private"),
+        "shared": functools.partial(by_hvdlite, "shared"),
+        "mpi": by_mpi,
+        "gloo": by_gloo,
+    }
+    return {who: make for who, make in able.items() if who != "mpi" or case.dtype is torch.float32}
+
+
+def by_hvdlite(memory: str, tensors: list[torch.Tensor]) -> Run:
+    names = [f"{memory}.{i}.{tensor.numel()}.{tensor.dtype}" for i, tensor in enumerate(tensors)]
     if len(tensors) == 1:
-        hvd.allreduce_(tensors[0], name=f"one.{tensors[0].numel()}.{tensors[0].dtype}", op=hvd.Sum)
-        return
-    handles = [hvd.allreduce_async_(t, name=f"t{i}.{t.numel()}.{t.dtype}", op=hvd.Sum) for i, t in enumerate(tensors)]
-    for handle in handles:
-        hvd.synchronize(handle)
+        return functools.partial(hvd.allreduce_, tensors[0], name=names[0], op=hvd.Sum)
 
-
-def by_gloo(tensors: list[torch.Tensor]) -> None:
-    if len(tensors) == 1:
-        dist.all_reduce(tensors[0])
-        return
-    works = [dist.all_reduce(t, async_op=True) for t in tensors]
-    for work in works:
-        work.wait()
-
-
-def by_mpi(comm) -> Contender:  # type: ignore[no-untyped-def]  # mpi4py is imported late
-    from mpi4py import MPI
-
-    def run(tensors: list[torch.Tensor]) -> None:
-        for t in tensors:
-            comm.Allreduce(MPI.IN_PLACE, [t.numpy(), MPI.FLOAT])
+    def run() -> None:
+        handles = [hvd.allreduce_async_(t, name=name, op=hvd.Sum) for name, t in zip(names, tensors, strict=True)]
+        for handle in handles:
+            hvd.synchronize(handle)
 
     return run
 
 
-def measure(  # type: ignore[no-untyped-def]
-    contenders: dict[str, Contender], sizes: list[int], dtype: torch.dtype, repetitions: int, comm
-) -> dict[str, float]:
+def by_gloo(tensors: list[torch.Tensor]) -> Run:
+    if len(tensors) == 1:
+        return functools.partial(dist.all_reduce, tensors[0])
+
+    def run() -> None:
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for work in works:
+            work.wait()
+
+    return run
+
+
+def by_mpi(tensors: list[torch.Tensor]) -> Run:
+    arrays = [tensor.numpy() for tensor in tensors]
+
+    def run() -> None:
+        for array in arrays:
+            peers.mpi("allreduce", array, array)
+
+    return run
+
+
+def measure(case: Case, comm: Ranks) -> dict[str, float]:
     """Return the median seconds of a repetition by contender."""
-    tensors = {name: [torch.zeros(n, dtype=dtype) for n in sizes] for name in contenders}
+    made = contenders(case)
+    tensors = {name: tensors_of(name, case) for name in made}
     total = comm.size * (comm.size + 1) / 2
 
     def fill(name: str) -> None:
@@ -126,23 +182,33 @@ def measure(  # type: ignore[no-untyped-def]
         if not all(bool((tensor == total).all()) for tensor in tensors[name]):
             raise SystemExit(f"{name}: wrong sum on rank {comm.rank}")
 
-    runs = {name: functools.partial(run, tensors[name]) for name, run in contenders.items()}
-    return medians(take_turns(runs, repetitions, comm, before=fill, after_turn=check))
+    runs = {name: make(tensors[name]) for name, make in made.items()}
+    return medians(take_turns(runs, case.repetitions, comm, before=fill, after_turn=check))
 
 
-def row(name: str, nbytes: int, seconds: dict[str, float]) -> dict[str, object]:
+def row(case: Case, seconds: dict[str, float], ranks: int) -> dict[str, object]:
+    """Return one case as JSON has it."""
+    mine = [name for name in ("hvdlite", "shared") if name in seconds]
     return {
-        "case": name,
-        "bytes": nbytes,
+        "case": case.name,
+        "bytes": case.nbytes,
+        "dtype": str(case.dtype).removeprefix("torch."),
         "median_seconds": seconds,
-        "times_as_fast_as": {c: seconds[c] / seconds["hvdlite"] for c in seconds if c != "hvdlite"},
+        "times_as_fast_as": {
+            name: {peer: seconds[peer] / seconds[name] for peer in seconds if peer not in mine} for name in mine
+        },
+        "reduced_bytes_per_second": {name: case.nbytes / ranks / seconds[name] for name in mine},
     }
 
 
 def line(result: dict) -> str:  # type: ignore[type-arg]
-    medians = "  ".join(f"{name} {1e6 * s:10.0f} us" for name, s in result["median_seconds"].items())
-    ratios = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in result["times_as_fast_as"].items())
-    return f"{result['case']:<20} {medians}   speed against: {ratios}"
+    times = "  ".join(f"{name} {1e6 * s:9.0f} us" for name, s in result["median_seconds"].items())
+    speed = "; ".join(
+        f"{name} is " + " and ".join(f"{ratio:.2f}x {peer}" for peer, ratio in ratios.items())
+        for name, ratios in result["times_as_fast_as"].items()
+    )
+    rates = "  ".join(f"{rate / 1e9:.1f}" for rate in result["reduced_bytes_per_second"].values())
+    return f"{result['case']:<22} {times}\n{'':<22} speed: {speed}; {rates} GB/s a core"
 
 
 if __name__ == "__main__":

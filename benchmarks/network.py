@@ -144,9 +144,10 @@ def run_as_rank(nbytes: int, repetitions: int, names: Sequence[str]) -> None:
 def by_gloo(array: Any) -> Callable[[], Any]:
     import torch
     import torch.distributed as dist
-    from turns import connect
 
-    connect()
+    from hvdlite.bench import peers
+
+    peers.start_gloo(peers.ranks())
     tensor = torch.from_numpy(array)
     return lambda: dist.all_reduce(tensor)
 

@@ -95,8 +95,8 @@ def _add_allreduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 
 def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add = _command(commands, "train", "synthetic training against DDP and no communication", _train)
-    add("--network", default="mlp1024,2048,2048,1792,10", metavar="SIZES",
-        help="mlp and widths, or conv and channels (default: a perceptron of 10 million parameters)")  # fmt: skip
+    add("--network", nargs="+", default=["mlp1024,2048,2048,1792,10"], metavar="SIZES",
+        help="some: mlp and widths, or conv and channels (default: a perceptron of 10 million parameters)")  # fmt: skip
     add("--batch", type=int, default=32, help="samples per rank (default: 32)")
     add("--threads", type=int, default=1, help="of torch per rank (default: 1)")
     add("--vs", type=_words, default="ddp,none", metavar="ddp,none", help="peers (default: both)")

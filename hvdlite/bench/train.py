@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,71 +29,105 @@ CLASSES = 10
 RECORDED = 10  # steps of which a record is the median
 
 Wrapped = tuple[Callable[[torch.Tensor], torch.Tensor], Any]
+Wrap = Callable[[nn.Module, torch.optim.Optimizer], Wrapped]
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train, and print steps per second on rank 0. Collective."""
+    """Train each network, and print steps per second on rank 0. Collective."""
     hvd.init()
     torch.set_num_threads(options.threads)
     comm = peers.ranks()
-    make, shape = network(options.network)
-    images = torch.randn(options.batch, *shape, generator=torch.Generator().manual_seed(comm.rank))
-    labels = torch.arange(options.batch) % CLASSES
+    made = [(text, *network(text)) for text in options.network]
     if options.record:
-        recorded = record(Training(make(), alone, images, labels), options.network)
-        if comm.rank == 0:
-            steps.write(recorded, Path(options.record))
-            print(f"recorded in {options.record}: {len(recorded.gradients)} gradients, {recorded.seconds * 1e3:.1f} ms")
+        _record(options, made, comm)
         return
     folder = peers.start_gloo(comm) if "ddp" in options.vs else ""
-    wraps = {"hvdlite": by_hvdlite, "hvdlite views": by_views}
-    wraps |= {name: {"ddp": by_ddp, "none": alone}[name] for name in options.vs}
-    trainings = {name: Training(make(), wrap, images, labels) for name, wrap in wraps.items()}
-    taken = take_turns({name: one.step for name, one in trainings.items()}, options.repetitions, comm)
-    check(trainings, comm)
+    results = []
+    for text, make, shape in made:
+        images, labels = batch(options.batch, shape, comm.rank)
+        trainings = {
+            name: Training(make(), wrap, images, labels)
+            for name, wrap in WRAPS.items()
+            if name.startswith("hvdlite") or name in options.vs
+        }
+        taken = take_turns({name: one.step for name, one in trainings.items()}, options.repetitions, comm)
+        check(trainings, comm)
+        results.append({"network": text, "ranks": comm.size, **summary(trainings, taken)})
+        if comm.rank == 0:
+            print(f"{'' if len(results) == 1 else chr(10)}{show(results[-1], options.batch)}", flush=True)
+        del trainings
     if comm.rank == 0:
-        report(options, comm, taken, sum(p.numel() for p in trainings["hvdlite"].model.parameters()))
-    del trainings
+        facts = {"machine": peers.machine(comm), "results": results}
+        output.finish(options, facts, lambda path: draw(results, path))
     if folder:
         peers.stop_gloo(folder, comm)
 
 
-def report(options: argparse.Namespace, comm: Ranks, taken: dict[str, list[float]], parameters: int) -> None:
-    """Print a row for each contender, and write what the options ask for."""
+def _record(options: argparse.Namespace, made: Sequence[Any], comm: Ranks) -> None:
+    if len(made) != 1:
+        raise ValueError(f"--record writes one step: name one --network, not {len(made)}")
+    ((text, make, shape),) = made
+    recorded = record(Training(make(), alone, *batch(options.batch, shape, comm.rank)), text)
+    if comm.rank == 0:
+        steps.write(recorded, Path(options.record))
+        print(f"recorded in {options.record}: {len(recorded.gradients)} gradients, {recorded.seconds * 1e3:.1f} ms")
+
+
+def batch(samples: int, shape: Sequence[int], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return made-up samples, others on each rank, and their classes."""
+    images = torch.randn(samples, *shape, generator=torch.Generator().manual_seed(rank))
+    return images, torch.arange(samples) % CLASSES
+
+
+def summary(trainings: dict[str, Training], taken: dict[str, list[float]]) -> dict[str, Any]:
+    """Return what is known of one network: its size, and for each contender times, efficiency and overlap.
+
+    Scaling efficiency is steps per second by those of ranks that do not communicate; None if none such ran. Overlap is
+    of hvdlite: seconds a step that reducing took, the share of them while backward() ran, and seconds waited.
+    """
     found = {name: times(values) for name, values in taken.items()}
-    rows, results = [], {}
+    contenders = {}
     for name, one in found.items():
-        rows.append(
-            (name, f"{1 / one.median:.1f}", f"{one.median * 1e3:.2f}", f"{one.p10 * 1e3:.2f}", f"{one.p90 * 1e3:.2f}")
-        )
-        results[name] = {**one._asdict(), "steps_per_second": 1 / one.median}
-    print(f"{options.network}, {parameters:,} parameters, {options.batch} samples per rank, {comm.size} ranks")
-    print(render(["", "steps/s", "median ms", "p10", "p90"], rows))
-    for name in ("hvdlite", "hvdlite views"):
-        ratios = [f"{peer} {found[peer].median / found[name].median:.2f}x" for peer in options.vs]
-        if ratios:
-            print(f"speed of {name} against: {', '.join(ratios)}")
-    facts = {"machine": peers.machine(comm), "network": options.network, "parameters": parameters, "results": results}
-    output.finish(options, facts, lambda path: draw(results, path))
+        row: dict[str, Any] = {**one._asdict(), "steps_per_second": 1 / one.median}
+        row["efficiency"] = found["none"].median / one.median if "none" in found else None
+        if name.startswith("hvdlite"):
+            overlap = trainings[name].optimizer.overlap
+            rounds = max(1, overlap.rounds)
+            row |= {"reducing": overlap.reducing / rounds, "hidden": overlap.share, "waited": overlap.waited / rounds}
+        contenders[name] = row
+    parameters = sum(p.numel() for p in trainings["hvdlite"].model.parameters())
+    return {"parameters": parameters, "contenders": contenders}
 
 
-def draw(results: dict[str, dict[str, float]], path: str) -> None:
-    """Plot a bar of steps per second for each contender."""
+def show(result: dict[str, Any], samples: int) -> str:
+    """Return a table with a row for each contender."""
+    head = ["", "steps/s", "efficiency", "median ms", "p10", "p90", "reducing ms", "hidden", "waited ms"]
+    rows = []
+    for name, one in result["contenders"].items():
+        cells = [name, f"{one['steps_per_second']:.1f}"]
+        cells.append("" if one["efficiency"] is None else f"{one['efficiency']:.2f}")
+        cells += [f"{one[key] * 1e3:.2f}" for key in ("median", "p10", "p90")]
+        if "reducing" in one:
+            cells += [f"{one['reducing'] * 1e3:.2f}", f"{one['hidden']:.0%}", f"{one['waited'] * 1e3:.2f}"]
+        rows.append(cells + [""] * (len(head) - len(cells)))
+    title = f"{result['network']}, {result['parameters']:,} parameters, {samples} samples per rank"
+    return f"{title}, {result['ranks']} ranks\n{render(head, rows)}"
+
+
+def draw(results: Sequence[dict[str, Any]], path: str) -> None:
+    """Plot a bar of steps per second for each contender of each network."""
     figure, axes = output.figure("", "steps per second")
-    axes.bar(list(results), [one["steps_per_second"] for one in results.values()])
+    for result in results:
+        labels = [f"{name}\n{result['network']}" for name in result["contenders"]]
+        speeds = [one["steps_per_second"] for one in result["contenders"].values()]
+        axes.bar(labels, speeds)
     figure.savefig(path, dpi=120)
 
 
 class Training:
     """One contender: a network, and how it is trained."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        wrap: Callable[[nn.Module, torch.optim.Optimizer], Wrapped],
-        images: torch.Tensor,
-        labels: torch.Tensor,
-    ) -> None:
+    def __init__(self, model: nn.Module, wrap: Wrap, images: torch.Tensor, labels: torch.Tensor) -> None:
         self.images, self.labels, self.model = images, labels, model
         self.forward, self.optimizer = wrap(model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9))
 
@@ -161,6 +195,9 @@ def by_ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
 
 def alone(model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
     return model, optimizer
+
+
+WRAPS: Mapping[str, Wrap] = {"hvdlite": by_hvdlite, "hvdlite views": by_views, "ddp": by_ddp, "none": alone}
 
 
 def check(trainings: dict[str, Training], comm: Ranks) -> None:

@@ -12,34 +12,47 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.mpi
 
 
-def test_the_allreduce_benchmark_compares_three_contenders(openmpi, tmp_path):
+def test_the_allreduce_benchmark_compares_with_mpi_and_gloo(openmpi, tmp_path):
     figures = tmp_path / "figures.json"
     ended = openmpi.run(2, ROOT / "benchmarks" / "allreduce.py", "--quick", "--json", figures, timeout=110).check()
     results = json.loads(figures.read_text())["results"]
-    sizes = ["1 KiB", "256 KiB", "4 MiB", "16 MiB", "64 MiB"]
-    assert [r["case"] for r in results] == [*sizes, "ResNet-50 gradients", "ResNet-50 bfloat16"]
-    assert [r["bytes"] for r in results[-2:]] == [4 * 25_557_032, 2 * 25_557_032]  # the published number of parameters
+    sizes = ["1 KiB", "256 KiB", "1 MiB", "4 MiB", "16 MiB", "64 MiB"]
+    resnet = ["ResNet-50's gradients", "ResNet-50's, bfloat16", "ResNet-50's, float16"]
+    assert [r["case"] for r in results] == [*sizes, *resnet]
+    assert [r["bytes"] for r in results[-3:]] == [n * 25_557_032 for n in (4, 2, 2)]  # the published number
     for result in results:
-        peers = {"gloo"} if result["case"] == "ResNet-50 bfloat16" else {"mpi", "gloo"}
-        assert set(result["median_seconds"]) == {"hvdlite", *peers}
-        assert result["times_as_fast_as"]["gloo"] == pytest.approx(
-            result["median_seconds"]["gloo"] / result["median_seconds"]["hvdlite"]
-        )
+        peers = {"gloo"} if "16" in result["dtype"] else {"mpi", "gloo"}
+        seconds = result["median_seconds"]
+        assert set(seconds) == {"hvdlite", "shared", *peers}
+        for mine, ratios in result["times_as_fast_as"].items():
+            assert ratios == {peer: pytest.approx(seconds[peer] / seconds[mine]) for peer in peers}
         assert result["case"] in ended.out
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_the_training_benchmark_compares_with_ddp_and_with_no_communication(openmpi, tmp_path, size):
+def test_the_training_benchmark_compares_with_ddp_and_with_no_communication(openmpi, tmp_path):
     figures = tmp_path / "figures.json"
     program = ROOT / "benchmarks" / "train.py"
-    ended = openmpi.run(size, program, "--quick", "--json", figures, timeout=110).check()
+    ended = openmpi.run(1, program, "--repetitions", 2, "--json", figures, timeout=110).check()
     results = json.loads(figures.read_text())["results"]
-    assert [(r["network"], r["parameters"]) for r in results] == [("conv 0.6M", 586_250), ("MLP 10M", 9_985_290)]
+    assert [r["parameters"] for r in results] == [586_250, 9_985_290]
     for result in results:
-        speeds = result["steps_per_second"]
-        assert set(speeds) == {"hvdlite", "hvdlite views", "ddp", "none"}
-        assert result["times_as_fast_as"]["ddp"] == pytest.approx(speeds["hvdlite"] / speeds["ddp"])
-        assert f"{result['network']:<10} on {size}" in ended.out
+        contenders = result["contenders"]
+        assert set(contenders) == {"hvdlite", "hvdlite views", "ddp", "none"}
+        assert contenders["ddp"]["efficiency"] == pytest.approx(
+            contenders["ddp"]["steps_per_second"] / contenders["none"]["steps_per_second"]
+        )
+        assert f"{result['network']}, {result['parameters']:,} parameters, 32 samples per rank, 1 ranks" in ended.out
+
+
+def test_roofline_and_breakdown_find_the_parts_of_an_allreduce(openmpi, tmp_path):
+    figures = tmp_path / "figures.json"
+    openmpi.run(2, ROOT / "benchmarks" / "roofline.py", "--quick", "--json", figures).check()
+    (result,) = json.loads(figures.read_text())["results"]
+    assert {"copy", "sum", "in place", "private", "in place, bytes alone"} <= set(result["median_seconds"])
+    openmpi.run(2, ROOT / "benchmarks" / "breakdown.py", "--repetitions", 1000, "--json", figures).check()
+    found = json.loads(figures.read_text())
+    assert sum(seconds for _, seconds in found["part"]) == pytest.approx(found["median"])
+    assert {"engine", "collectives"} <= {name for name, _ in found["part"]}
 
 
 def test_the_benchmark_of_tuning_compares_the_default_with_what_was_found(openmpi, tmp_path):

@@ -58,6 +58,11 @@ def test_a_step_is_recorded_replayed_and_scaled(openmpi, tmp_path):
 
 def test_training_is_compared_with_ddp_and_none(openmpi, tmp_path):
     figures = tmp_path / "out.json"
-    options = "--network", "mlp64,32,10", "--batch", "4", "--repetitions", "10", "--json", figures
+    options = "--network", "mlp64,32,10", "conv4", "--batch", "4", "--repetitions", "2", "--json", figures
     openmpi.run(2, *BENCH, "train", *options).check()
-    assert set(json.loads(figures.read_text())["results"]) == {"hvdlite", "hvdlite views", "ddp", "none"}
+    results = json.loads(figures.read_text())["results"]
+    assert [result["network"] for result in results] == ["mlp64,32,10", "conv4"]
+    for result in results:
+        assert set(result["contenders"]) == {"hvdlite", "hvdlite views", "ddp", "none"}
+        assert result["contenders"]["none"]["efficiency"] == 1
+        assert result["contenders"]["hvdlite"]["reducing"] > 0
