@@ -42,11 +42,8 @@ docs: $(VENV)/.test  ## the pages made from code: 5 s
 wheel: $(VENV)/.test  ## dist/hvdlite-*.whl: 5 s
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
-bench: $(VENV)/.demo  ## allreduce against MPI and gloo, training against DDP: 5 min
-	$(BIN)/hvdrun -np 2 python benchmarks/allreduce.py
-	$(BIN)/hvdrun -np 2 --bind-to core python benchmarks/allreduce.py
-	$(BIN)/hvdrun -np 2 python benchmarks/train.py
-	$(BIN)/python benchmarks/train.py
+bench: $(VENV)/.bench  ## measure all that stands in benchmarks/README.md and performance.md, and write it there: 7 min
+	$(BIN)/python benchmarks/report.py
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) $(MPICH) build dist .mypy_cache .pytest_cache .ruff_cache *.egg-info
@@ -90,6 +87,11 @@ $(VENV)/.demo: pyproject.toml requirements/demo.txt $(VENV)/.torch
 $(VENV)/.test: requirements/test.txt $(VENV)/.demo
 	@echo "$(VENV): installing what the tests need"
 	@$(PIP) install --quiet -r requirements/test.txt
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml $(VENV)/.demo
+	@echo "$(VENV): installing what draws plots"
+	@$(PIP) install --quiet --editable '.[bench]'
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.test

@@ -131,8 +131,8 @@ def _add_scale(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--algorithm", choices=ALGORITHMS, default="auto", help="auto: the fastest for each size")
     add("--bucket", type=_value(parse_bytes), default=0, metavar="SIZE", help="join gradients into buckets")
     add("--fusion", type=_value(parse_bytes), default=FUSION_BYTES, metavar="SIZE", help="largest batch (default: 64M)")
-    add("--jitter", type=float, default=0.0, metavar="X",
-        help="standard deviation of a rank's computing time, as a share of it (default: 0)")  # fmt: skip
+    add("--jitter", type=float, metavar="X",
+        help="standard deviation of a rank's computing time, as a share of it (default: as recorded)")  # fmt: skip
 
 
 def _command(

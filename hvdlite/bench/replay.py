@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from hvdlite.bench.cluster import Cluster
 from hvdlite.bench.cost import allreduce_seconds
 from hvdlite.bench.step import Step, stretched
 
+ALL_TO_ALL = 16  # ranks that tell each other directly how far they are
 FUSION_BYTES = 64 * 2**20  # largest batch of several gradients: the default of hvdlite's fusion_threshold
 
 
@@ -90,23 +92,36 @@ def predict(
     *,
     algorithm: str = "auto",
     fusion: int = FUSION_BYTES,
-    jitter: float = 0.0,
+    jitter: float | None = None,
 ) -> Prediction:
     """Return the step on `ranks` ranks, and its weak-scaling efficiency: one rank's time by this one.
 
     Args:
-        jitter: standard deviation of a rank's computing time, as a share of it. Every batch waits for the
-            slowest rank, so what counts is the expected largest of `ranks` values.
+        jitter: standard deviation of a rank's computing time, as a share of it; None is the recorded step's spread.
+            Every batch waits for the slowest rank, so what counts is the expected largest of `ranks` values.
     """
-    slowest = stretched(step, 1 + jitter * expected_largest(ranks))
+    slowest = stretched(step, 1 + (step.spread if jitter is None else jitter) * expected_largest(ranks))
     if ranks == 1:
         return Prediction(1, Outcome(step.seconds, 0.0, 0.0, 0), 1.0)
 
+    agreeing = cluster.per_batch + agreement_seconds(ranks, cluster)
+
     def batch_seconds(nbytes: int) -> float:
-        return cluster.per_batch + allreduce_seconds(nbytes, ranks, cluster, algorithm)
+        return agreeing + allreduce_seconds(nbytes, ranks, cluster, algorithm)
 
     outcome = simulate(slowest, batch_seconds, fusion)
     return Prediction(ranks, outcome, step.seconds / outcome.seconds)
+
+
+def agreement_seconds(ranks: int, cluster: Cluster) -> float:
+    """Return what agreeing on a batch takes longer than between two hosts, of which `per_batch` has been measured.
+
+    Up to 16 ranks each tells all others; more tell each other up and down a tree (decision 0011).
+    """
+    nodes = cluster.nodes(ranks)
+    if nodes <= 2 or ranks <= ALL_TO_ALL:
+        return 0.0
+    return (2 * math.ceil(math.log2(nodes)) - 1) * (cluster.latency + cluster.switch_latency)
 
 
 def expected_largest(n: int) -> float:

@@ -26,7 +26,8 @@ def run(options: argparse.Namespace) -> None:
     rates = options.rates or [machine.bandwidth]
     print(
         f"{step.name}: {show_time(step.seconds)} on one rank, {show_bytes(step.nbytes)} in {len(step.gradients)} pieces"
-        f"; {machine.ranks_per_node} ranks per node"
+        f"; {machine.ranks_per_node} ranks per node; computing varies by "
+        f"{step.spread if options.jitter is None else options.jitter:.1%}"
     )
     by_rate = {rate: predict_all(step, options.ranks, machine, rate, options) for rate in rates}
     results = []

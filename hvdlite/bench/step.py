@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Step:
         backward: of backward.
         optimizer: from the end of backward to the end of the step.
         gradients: in the order in which they become ready.
+        spread: of computing between steps: its standard deviation as a share of it.
     """
 
     name: str
@@ -41,9 +42,10 @@ class Step:
     backward: float
     optimizer: float
     gradients: tuple[Gradient, ...]
+    spread: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.forward, self.backward, self.optimizer) < 0:
+        if min(self.forward, self.backward, self.optimizer, self.spread) < 0:
             raise ValueError(f"step {self.name!r}: times must not be negative")
         ready = [gradient.ready for gradient in self.gradients]
         if ready != sorted(ready):
@@ -78,13 +80,15 @@ def bucketed(step: Step, capacity: int) -> Step:
             buckets[-1] = Gradient(gradient.ready, buckets[-1].nbytes + gradient.nbytes)
         else:
             buckets.append(gradient)
-    return Step(step.name, step.forward, step.backward, step.optimizer, tuple(buckets))
+    return replace(step, gradients=tuple(buckets))
 
 
 def stretched(step: Step, factor: float) -> Step:
     """Return the step of a rank that computes `factor` times as long."""
     gradients = tuple(Gradient(one.ready * factor, one.nbytes) for one in step.gradients)
-    return Step(step.name, step.forward * factor, step.backward * factor, step.optimizer * factor, gradients)
+    return Step(
+        step.name, step.forward * factor, step.backward * factor, step.optimizer * factor, gradients, step.spread
+    )
 
 
 def even_step(name: str, compute: float, sizes: Sequence[int]) -> Step:
@@ -121,5 +125,6 @@ def _step(found: Any) -> Step:
         raise ValueError(f"format {found['format']!r} instead of {FORMAT}")
     gradients = tuple(Gradient(float(one["ready"]), int(one["nbytes"])) for one in found["gradients"])
     return Step(
-        str(found["name"]), float(found["forward"]), float(found["backward"]), float(found["optimizer"]), gradients
-    )
+        str(found["name"]), float(found["forward"]), float(found["backward"]), float(found["optimizer"]), gradients,
+        float(found.get("spread", 0.0)),
+    )  # fmt: skip

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from hvdlite.bench.table import render
 from hvdlite.bench.turns import Ranks, take_turns, times
 
 CLASSES = 10
-RECORDED = 10  # steps of which a record is the median
+WARM_UP = 8  # steps before a record: memory grows, caches fill
+RECORDED = 30  # steps of which a record is the median
 
 Wrapped = tuple[Callable[[torch.Tensor], torch.Tensor], Any]
 Wrap = Callable[[nn.Module, torch.optim.Optimizer], Wrapped]
@@ -155,7 +157,7 @@ def record(training: Training, name: str) -> Step:
 
     hooks = [p.register_post_accumulate_grad_hook(note(i)) for i, p in enumerate(parameters)]
     rows = []
-    for _ in range(3):
+    for _ in range(WARM_UP):
         training.step()
     for _ in range(RECORDED):
         started = time.perf_counter()
@@ -171,9 +173,11 @@ def record(training: Training, name: str) -> Step:
     for hook in hooks:
         hook.remove()
     forward, backward, whole, *times_ready = map(float, np.median(np.array(rows), axis=0))
+    low, high = np.quantile([row[2] for row in rows], [0.25, 0.75])  # what is beyond may be other programs
+    spread = float((high - low) / 2 / NormalDist().inv_cdf(0.75) / whole)
     nbytes = [p.numel() * p.element_size() for p in parameters]
     gradients = sorted((Gradient(min(t, backward), n) for t, n in zip(times_ready, nbytes, strict=True)), key=_when)
-    return Step(name, forward, backward - forward, max(0.0, whole - backward), tuple(gradients))
+    return Step(name, forward, backward - forward, max(0.0, whole - backward), tuple(gradients), spread)
 
 
 def _when(gradient: Gradient) -> float:

@@ -144,6 +144,19 @@ def test_jitter_lets_all_wait_for_the_slowest_of_many():
     assert replay.expected_largest(1) == 0
 
 
+def test_the_spread_of_the_recorded_step_is_the_jitter_unless_one_is_given():
+    spread = dataclasses.replace(STEP, spread=0.1)
+    assert replay.predict(spread, 64, SLOW) == replay.predict(STEP, 64, SLOW, jitter=0.1)
+    assert replay.predict(spread, 64, SLOW, jitter=0.0) == replay.predict(STEP, 64, SLOW)
+    assert steps.bucketed(spread, 30).spread == steps.stretched(spread, 2.0).spread == 0.1
+
+
+@pytest.mark.parametrize(("ranks", "latencies"), [(2, 0), (16, 0), (17, 9), (64, 11), (4096, 23)])
+def test_agreeing_grows_with_the_logarithm_of_the_hosts(ranks, latencies):
+    assert replay.agreement_seconds(ranks, SLOW) == pytest.approx(latencies * SLOW.latency)
+    assert replay.agreement_seconds(ranks, dataclasses.replace(SLOW, ranks_per_node=4096)) == 0
+
+
 def test_buckets_are_ready_with_their_last_gradient_and_lose_no_byte():
     joined = steps.bucketed(STEP, 30)
     assert joined.gradients == (Gradient(2.0, 30), Gradient(3.0, 30))
@@ -151,8 +164,9 @@ def test_buckets_are_ready_with_their_last_gradient_and_lose_no_byte():
 
 
 def test_a_step_survives_its_file(tmp_path):
-    steps.write(STEP, tmp_path / "step.json")
-    assert steps.read(tmp_path / "step.json") == STEP
+    for step in (STEP, dataclasses.replace(STEP, spread=0.03)):
+        steps.write(step, tmp_path / "step.json")
+        assert steps.read(tmp_path / "step.json") == step
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1, "name": "s"}'])
