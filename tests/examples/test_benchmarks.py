@@ -52,7 +52,7 @@ def test_roofline_and_breakdown_find_the_parts_of_an_allreduce(openmpi, tmp_path
     openmpi.run(2, ROOT / "benchmarks" / "breakdown.py", "--repetitions", 1000, "--json", figures).check()
     found = json.loads(figures.read_text())
     assert sum(seconds for _, seconds in found["part"]) == pytest.approx(found["median"])
-    assert {"engine", "collectives"} <= {name for name, _ in found["part"]}
+    assert {"engine", "negotiation"} <= {name for name, _ in found["part"]}
 
 
 def test_the_benchmark_of_tuning_compares_the_default_with_what_was_found(openmpi, tmp_path):

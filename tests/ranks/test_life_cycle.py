@@ -22,7 +22,7 @@ NEEDS_NOTHING = {
 FROM_ROOT = (np.ones(1), 0)
 ARGUMENTS = {
     "add_process_set": ([0],), "remove_process_set": (hvd.ProcessSet([0]),), "start_timeline": ("unused.json",),
-    "allgather_object": (1,), "broadcast_object": (1, 0),
+    "allgather_object": (1,), "broadcast_object": (1, 0), "shared_zeros": (1,),
     "broadcast": FROM_ROOT, "broadcast_": FROM_ROOT, "broadcast_async": FROM_ROOT, "broadcast_async_": FROM_ROOT,
 }  # fmt: skip
 
