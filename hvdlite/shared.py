@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdlite import runtime
 from hvdlite.arrays import Array
 from hvdlite.dtypes import canonical
 from hvdlite.errors import InvalidRequestError
@@ -33,6 +34,7 @@ def shared_zeros(
         dtype: one that hvdlite reduces; of equal size on all ranks.
         process_set: whose operations reduce it in place; in those of others it is copied.
     """
+    runtime.current("shared_zeros")
     name = name_for(Kind.SHARED_BUFFER, name, process_set)
     with refusing(Kind.SHARED_BUFFER, [name], process_set):
         kept = canonical(np.dtype(dtype))
