@@ -11,31 +11,37 @@ and `InvalidRequestError`, a ValueError, when this rank's arguments are wrong.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from hvdlite.arrays import Array, as_array, contiguous, writable
-from hvdlite.at_once import reduce_array_at_once
+from hvdlite.arrays import as_array, contiguous
 from hvdlite.engine.handle import GroupHandle, Handle
-from hvdlite.errors import InvalidRequestError
 from hvdlite.lowlevel import (
     JOIN_NAME,
     Item,
     Kind,
     ReduceOp,
     asynchronous,
-    group_names,
     name_for,
     refusing,
-    resolve_op,
-    split_rows,
     start,
     start_empty,
     synchronous,
 )
 from hvdlite.process_set import ProcessSet, global_process_set
+from hvdlite.starting import (
+    allocate,
+    allreduce_and_wait,
+    as_splits,
+    names_of_group,
+    start_allgather,
+    start_allreduce,
+    start_broadcast,
+    start_reducescatter,
+    to_new,
+    to_same,
+    with_int32_splits,
+)
 
 AnyHandle = Handle | GroupHandle
 
@@ -73,7 +79,7 @@ def allreduce_async(
     """Start `allreduce`; the result is a new array."""
     names = [name_for(Kind.ALLREDUCE, name, process_set)]
     factors = prescale_factor, postscale_factor
-    return _allreduce([tensor], names, (op, average), factors, process_set, _to_new)[0]
+    return start_allreduce([tensor], names, (op, average), factors, process_set, to_new)[0]
 
 
 @asynchronous
@@ -89,7 +95,7 @@ def allreduce_async_(
     """Start `allreduce_`; the result is `tensor` itself."""
     names = [name_for(Kind.ALLREDUCE, name, process_set)]
     factors = prescale_factor, postscale_factor
-    return _allreduce([tensor], names, (op, average), factors, process_set, _to_same)[0]
+    return start_allreduce([tensor], names, (op, average), factors, process_set, to_same)[0]
 
 
 @asynchronous
@@ -103,9 +109,9 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
     """Start `grouped_allreduce`; the result is a list of new arrays."""
-    names = _names_of_group("grouped_allreduce", name, tensors, process_set)
+    names = names_of_group("grouped_allreduce", name, tensors, process_set)
     factors = prescale_factor, postscale_factor
-    return GroupHandle(_allreduce(tensors, names, (op, average), factors, process_set, _to_new))
+    return GroupHandle(start_allreduce(tensors, names, (op, average), factors, process_set, to_new))
 
 
 @asynchronous
@@ -119,9 +125,9 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
     """Start `grouped_allreduce_`; the result is the list of `tensors`."""
-    names = _names_of_group("grouped_allreduce", name, tensors, process_set)
+    names = names_of_group("grouped_allreduce", name, tensors, process_set)
     factors = prescale_factor, postscale_factor
-    return GroupHandle(_allreduce(tensors, names, (op, average), factors, process_set, _to_same))
+    return GroupHandle(start_allreduce(tensors, names, (op, average), factors, process_set, to_same))
 
 
 @asynchronous
@@ -135,7 +141,7 @@ def reducescatter_async(
 ) -> AnyHandle:
     """Start `reducescatter`."""
     names = [name_for(Kind.REDUCESCATTER, name, process_set)]
-    return _reducescatter([tensor], names, op, (prescale_factor, postscale_factor), process_set)[0]
+    return start_reducescatter([tensor], names, op, (prescale_factor, postscale_factor), process_set)[0]
 
 
 @asynchronous
@@ -148,8 +154,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> AnyHandle:
     """Start `grouped_reducescatter`."""
-    names = _names_of_group("grouped_reducescatter", name, tensors, process_set)
-    return GroupHandle(_reducescatter(tensors, names, op, (prescale_factor, postscale_factor), process_set))
+    names = names_of_group("grouped_reducescatter", name, tensors, process_set)
+    return GroupHandle(start_reducescatter(tensors, names, op, (prescale_factor, postscale_factor), process_set))
 
 
 def allreduce(
@@ -170,7 +176,7 @@ def allreduce(
             averages of them truncate towards zero; float16 and bfloat16 are added in float32 and rounded once.
     """
     factors = prescale_factor, postscale_factor
-    return _allreduce_and_wait(tensor, average, name, op, factors, process_set, in_place=False)
+    return allreduce_and_wait(tensor, average, name, op, factors, process_set, in_place=False)
 
 
 def allreduce_(
@@ -184,7 +190,7 @@ def allreduce_(
 ) -> Any:
     """Like `allreduce`, into `tensor`: a writable array of any strides, which is also returned."""
     factors = prescale_factor, postscale_factor
-    return _allreduce_and_wait(tensor, average, name, op, factors, process_set, in_place=True)
+    return allreduce_and_wait(tensor, average, name, op, factors, process_set, in_place=True)
 
 
 grouped_allreduce = synchronous(
@@ -214,7 +220,7 @@ grouped_reducescatter = synchronous(
 @asynchronous
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> AnyHandle:
     """Start `allgather`."""
-    return _allgather([tensor], [name_for(Kind.ALLGATHER, name, process_set)], process_set)[0]
+    return start_allgather([tensor], [name_for(Kind.ALLGATHER, name, process_set)], process_set)[0]
 
 
 @asynchronous
@@ -222,8 +228,8 @@ def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> AnyHandle:
     """Start `grouped_allgather`."""
-    names = _names_of_group("grouped_allgather", name, tensors, process_set)
-    return GroupHandle(_allgather(tensors, names, process_set))
+    names = names_of_group("grouped_allgather", name, tensors, process_set)
+    return GroupHandle(start_allgather(tensors, names, process_set))
 
 
 @asynchronous
@@ -231,7 +237,7 @@ def broadcast_async(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> AnyHandle:
     """Start `broadcast`; the result is a new array."""
-    return _broadcast(tensor, root_rank, name, process_set, _to_new)
+    return start_broadcast(tensor, root_rank, name, process_set, to_new)
 
 
 @asynchronous
@@ -239,7 +245,7 @@ def broadcast_async_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> AnyHandle:
     """Start `broadcast_`; the result is `tensor` itself."""
-    return _broadcast(tensor, root_rank, name, process_set, _to_same)
+    return start_broadcast(tensor, root_rank, name, process_set, to_same)
 
 
 @asynchronous
@@ -253,8 +259,8 @@ def alltoall_async(
     names = [name_for(Kind.ALLTOALL, name, process_set)]
     with refusing(Kind.ALLTOALL, names, process_set):
         source = contiguous(as_array(tensor))
-        rows = None if splits is None else _as_splits(splits)
-    item = Item(source, allocate=functools.partial(_allocate, source.dtype), convert=_with_int32_splits)
+        rows = None if splits is None else as_splits(splits)
+    item = Item(source, allocate=functools.partial(allocate, source.dtype), convert=with_int32_splits)
     return start(Kind.ALLTOALL, names, [item], process_set, splits=rows)[0]
 
 
@@ -327,115 +333,3 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     members = process_set.ranks
     last = int(handle.wait())
     return members[last] if members else last
-
-
-# How tensors become items
-
-
-def _allreduce(
-    tensors: Sequence[Any],
-    names: Sequence[str],
-    how: tuple[int | None, bool | None],
-    factors: tuple[float, float],
-    process_set: ProcessSet,
-    into: Callable[[Any, str], Item],
-) -> list[Handle]:
-    with refusing(Kind.ALLREDUCE, names, process_set):
-        op = resolve_op(*how)
-        items = [into(tensor, "allreduce_") for tensor in tensors]
-    return start(Kind.ALLREDUCE, names, items, process_set, op=op, prescale=factors[0], postscale=factors[1])
-
-
-def _allreduce_and_wait(
-    tensor: Any,
-    average: bool | None,
-    name: str | None,
-    op: int | None,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
-    in_place: bool,
-) -> Any:
-    name = name_for(Kind.ALLREDUCE, name, process_set)
-    if average is None:
-        output = reduce_array_at_once(tensor, name, op, *factors, process_set, in_place)
-        if output is not None:
-            return output
-    into = _to_same if in_place else _to_new
-    return _allreduce([tensor], [name], (op, average), factors, process_set, into)[0].wait()
-
-
-def _reducescatter(
-    tensors: Sequence[Any], names: Sequence[str], op: int, factors: tuple[float, float], process_set: ProcessSet
-) -> list[Handle]:
-    with refusing(Kind.REDUCESCATTER, names, process_set):
-        reduction = resolve_op(op, None)
-        place, size = process_set.rank(), process_set.size()
-        assert place is not None and size is not None  # refusing() has looked the set up
-        items = []
-        for tensor in tensors:
-            source = contiguous(as_array(tensor))
-            rows = split_rows(source.shape[0], size)[place] if source.ndim else 0
-            target = np.empty((rows, *source.shape[1:]), source.dtype)
-            items.append(Item(source, target, value=target))
-    return start(
-        Kind.REDUCESCATTER, names, items, process_set,
-        op=reduction, prescale=factors[0], postscale=factors[1],
-    )  # fmt: skip
-
-
-def _allgather(tensors: Sequence[Any], names: Sequence[str], process_set: ProcessSet) -> list[Handle]:
-    with refusing(Kind.ALLGATHER, names, process_set):
-        sources = [contiguous(as_array(tensor)) for tensor in tensors]
-    items = [Item(source, allocate=functools.partial(_allocate, source.dtype)) for source in sources]
-    return start(Kind.ALLGATHER, names, items, process_set)
-
-
-def _broadcast(
-    tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, into: Callable[[Any, str], Item]
-) -> Handle:
-    names = [name_for(Kind.BROADCAST, name, process_set)]
-    with refusing(Kind.BROADCAST, names, process_set):
-        item = into(tensor, "broadcast_")
-    return start(Kind.BROADCAST, names, [item], process_set, root_rank=root_rank)[0]
-
-
-def _to_new(tensor: Any, call: str) -> Item:
-    source = contiguous(as_array(tensor))
-    target = np.empty(source.shape, source.dtype)
-    return Item(source, target, value=target)
-
-
-def _to_same(tensor: Any, call: str) -> Item:
-    array = writable(tensor, call)
-    if array.flags.c_contiguous:
-        return Item(array, array, value=tensor)
-    copy = contiguous(array)
-
-    def put_back(_: Any) -> Any:
-        np.copyto(array, copy)
-        return tensor
-
-    return Item(copy, copy, convert=put_back)
-
-
-def _allocate(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Array, Array]:
-    array = np.empty(shape, dtype)
-    return array.reshape(-1), array
-
-
-def _with_int32_splits(pair: tuple[Array, Array]) -> tuple[Array, Array]:
-    return pair[0], pair[1].astype(np.int32)
-
-
-def _as_splits(splits: Any) -> list[int]:
-    array = np.asarray(splits)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise InvalidRequestError(f"alltoall: splits={splits!r}: expected one integer for each rank.")
-    return [int(n) for n in array]
-
-
-def _names_of_group(kind: str, name: str | None, tensors: Sequence[Any], process_set: ProcessSet) -> list[str]:
-    base = name_for(kind, name, process_set)
-    if not isinstance(tensors, Sequence) or not tensors:
-        raise InvalidRequestError(f"{kind} {base!r}: expected a list of at least one tensor, got {tensors!r:.80}")
-    return group_names(base, len(tensors))

@@ -6,55 +6,30 @@ calls a backend, and hands the results over.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdlite.collectives.base import Backend
-from hvdlite.collectives.select import choose, make_backends
+from hvdlite.collectives.select import make_backends
 from hvdlite.collectives.shared_memory import SharedMemoryBackend
-from hvdlite.collectives.tree import TreeBackend, is_tiny
 from hvdlite.comm.arena import Home
 from hvdlite.comm.base import Communicator
 from hvdlite.config import Config
-from hvdlite.dtypes import SUPPORTED, ReduceOp, is_half, is_integer
+from hvdlite.dtypes import SUPPORTED, ReduceOp
 from hvdlite.engine.inbox import Inbox, Submission
+from hvdlite.engine.ways import How, Ways, finish_of, wire_op
 from hvdlite.fusion.plan import FusionPlan, plan_fusion
-from hvdlite.kernels import Finish, Kernels
+from hvdlite.kernels import Kernels
 from hvdlite.messages import Kind, Knobs, Response
 from hvdlite.observe.instrument import Instrument, Operation
 from hvdlite.observe.log import get_logger
 
 Array = NDArray[Any]
-
-
-class _Way(NamedTuple):
-    """How a collective is run, why so, and what the timeline calls it."""
-
-    backend: Backend
-    reason: str
-    activity: str
-
-
-class How(NamedTuple):
-    """How one allreduce is run that is a batch of its own.
-
-    Attributes:
-        cost: of reading what another rank has shown, in bytes. Infinite where this is no way to reduce it.
-    """
-
-    nbytes: int
-    dtype: np.dtype[Any]
-    op: ReduceOp
-    finish: Finish
-    way: _Way
-    cost: float
 
 
 class Cycle:
@@ -92,11 +67,9 @@ class Cycle:
             tunable=config.may_tune,
             small_bytes=config.small_message,
         )
-        self._knobs = Knobs.of(config)
+        self.ways = Ways(comm, config, self._backends)
         self._warn_without_shared_memory()
         self._on_process_set, self._on_joined = on_process_set, on_joined
-        self._choose = functools.lru_cache(_CHOICES)(self._make_choice)  # most steps are like the one before
-        self.how_one = functools.lru_cache(_CHOICES)(self._make_how)
         self._run: dict[Kind, Callable[[FusionPlan], None]] = {
             Kind.ALLREDUCE: self._allreduce,
             Kind.REDUCESCATTER: self._reducescatter,
@@ -186,12 +159,7 @@ class Cycle:
 
     def encloses(self, batch: Sequence[Response]) -> bool:
         """Return whether `batch` is one allreduce so small that its values travel with the ranks' counters."""
-        first, dtype = batch[0], SUPPORTED.get(batch[0].dtype)
-        if len(batch) > 1 or first.kind is not Kind.ALLREDUCE or first.op is ReduceOp.ADASUM or dtype is None:
-            return False
-        length = prod(first.shape)
-        way = self._choose(first.kind, length * dtype.itemsize, dtype, _wire_op(first.op))
-        return isinstance(way.backend, TreeBackend) and is_tiny(length, dtype, self._comm.size)
+        return len(batch) == 1 and self.ways.is_tiny(batch[0])
 
     def enclosure(self, name: str) -> bytes:
         """Return the values that this rank has submitted under `name`."""
@@ -204,26 +172,17 @@ class Cycle:
         (response,) = plan.responses
         submission = self._mine(response)
         assert submission is not None and submission.source is not None and submission.target is not None
-        dtype, op = SUPPORTED[response.dtype], _wire_op(response.op)
-        way = self._choose(response.kind, plan.nbytes, dtype, op)
+        dtype, op = SUPPORTED[response.dtype], wire_op(response.op)
+        way = self.ways.choose(response.kind, plan.nbytes, dtype, op)
         self._instrument.activity(way.activity)
         mine, target = submission.source.host(), submission.target.host()
         values = [
             np.frombuffer(enclosed[rank], np.uint8).view(dtype) if rank in enclosed else mine
             for rank in range(self._comm.size)
         ]
-        finish = _finish(response, dtype, self._comm.size)
+        finish = finish_of(response, dtype, self._comm.size)
         self._kernels.reduce(op, values, target, response.prescale, finish)
         self._hand_over(plan, f"{way.reason}; they travel with the news that a rank is ready", [submission])
-
-    def _make_how(self, dtype: str, shape: tuple[int, ...], op: ReduceOp, prescale: float, postscale: float) -> How:
-        response = Response(Kind.ALLREDUCE, "", dtype, shape, op, -1, prescale, postscale)
-        (plan,) = plan_fusion([response], 0)
-        kept, wire_op = SUPPORTED[dtype], _wire_op(op)
-        way = self._choose(Kind.ALLREDUCE, plan.nbytes, kept, wire_op)
-        shows = wire_op is not ReduceOp.ADASUM and isinstance(way.backend, SharedMemoryBackend)
-        cost = plan.nbytes * (_COST_OF_HALVES if is_half(kept) else 1) if shows else math.inf
-        return How(plan.nbytes, kept, wire_op, _finish(response, kept, self._comm.size), way, cost)
 
     @property
     def seconds(self) -> float:
@@ -232,10 +191,8 @@ class Cycle:
 
     def tune(self, knobs: Knobs) -> None:
         """Run differently from here on. Collective: all ranks do this between the same two collectives."""
-        self._knobs = knobs
         self._backends.tune(knobs)
-        self._choose.cache_clear()
-        self.how_one.cache_clear()
+        self.ways.tune(knobs)
 
     @property
     def last_finished(self) -> str:
@@ -246,21 +203,9 @@ class Cycle:
         """Give memory back. Collective."""
         self._backends.close()
 
-    def _make_choice(self, kind: Kind, nbytes: int, dtype: np.dtype[Any], op: ReduceOp | None = None) -> _Way:
-        choice = choose(
-            kind.value, nbytes, dtype, op, self._comm.topology,
-            shared_memory_available=self._backends.shared_memory_available,
-            native_available=self._backends.native_available,
-            hierarchical_available=self._knobs.hierarchical and self._backends.hierarchical_available,
-            forced=self._config.backend,
-            small_bytes=self._knobs.small_message,
-        )  # fmt: skip
-        activity = f"{choice.backend}_{'adasum_' if op is ReduceOp.ADASUM else ''}{kind.value}".upper()
-        return _Way(self._backends[choice.backend], choice.reason, activity)
-
     def _allreduce(self, plan: FusionPlan) -> None:
         first = plan.responses[0]
-        dtype, op = SUPPORTED[first.dtype], _wire_op(first.op)
+        dtype, op = SUPPORTED[first.dtype], wire_op(first.op)
         if first.home and self._reduce_in_place(plan, dtype, op):
             return
         submissions, sources, targets = [], [], []
@@ -275,15 +220,15 @@ class Cycle:
                 submissions.append(submission)
                 sources.append(submission.source.host())
                 targets.append(submission.target.host())
-        way = self._choose(first.kind, plan.nbytes, dtype, op)
+        way = self.ways.choose(first.kind, plan.nbytes, dtype, op)
         self._instrument.activity(way.activity)
-        way.backend.allreduce(sources, targets, op, first.prescale, _finish(first, dtype, self._comm.size))
+        way.backend.allreduce(sources, targets, op, first.prescale, finish_of(first, dtype, self._comm.size))
         self._hand_over(plan, way.reason, submissions)
 
     def _reduce_in_place(self, plan: FusionPlan, dtype: np.dtype[Any], op: ReduceOp) -> bool:
         """Reduce tensors whose results lie in one shared buffer. False if their backend cannot do that."""
         first = plan.responses[0]
-        way = self._choose(first.kind, plan.nbytes, dtype, op)
+        way = self.ways.choose(first.kind, plan.nbytes, dtype, op)
         if op is ReduceOp.ADASUM or not isinstance(way.backend, SharedMemoryBackend):
             return False
         submissions = [s for s in map(self._mine, plan.responses) if s is not None]
@@ -292,7 +237,7 @@ class Cycle:
         starts = [response.home[1] for response in plan.responses]
         lengths = [prod(response.shape) for response in plan.responses]
         self._instrument.activity(way.activity)
-        finish = _finish(first, dtype, self._comm.size)
+        finish = finish_of(first, dtype, self._comm.size)
         sources = [s.source.host() if s.source and s.source is not s.target else None for s in submissions]
         way.backend.allreduce_in_place(homes[0].blocks, dtype, starts, lengths, op, first.prescale, finish, sources)
         self._hand_over(plan, f"{way.reason}, {_IN_PLACE}", submissions)
@@ -300,7 +245,7 @@ class Cycle:
 
     def _reducescatter(self, plan: FusionPlan) -> None:
         first = plan.responses[0]
-        dtype, op = SUPPORTED[first.dtype], _wire_op(first.op)
+        dtype, op = SUPPORTED[first.dtype], wire_op(first.op)
         submissions, sources, targets, counts = [], [], [], []
         for response in plan.responses:
             rows = split_rows(response.shape[0], self._comm.size)
@@ -315,9 +260,10 @@ class Cycle:
                 submissions.append(submission)
                 sources.append(submission.source.host())
                 targets.append(submission.target.host())
-        way = self._choose(first.kind, plan.nbytes, dtype, op)
+        way = self.ways.choose(first.kind, plan.nbytes, dtype, op)
         self._instrument.activity(way.activity)
-        way.backend.reducescatter(sources, counts, targets, op, first.prescale, _finish(first, dtype, self._comm.size))
+        finish = finish_of(first, dtype, self._comm.size)
+        way.backend.reducescatter(sources, counts, targets, op, first.prescale, finish)
         self._hand_over(plan, way.reason, submissions)
 
     def _allgather(self, plan: FusionPlan) -> None:
@@ -337,7 +283,7 @@ class Cycle:
                 sources.append(submission.source.host())
                 target, submission.value = submission.allocate((sum(response.sizes), *response.shape[1:]))
                 targets.append(target)
-        way = self._choose(Kind.ALLGATHER, plan.nbytes, dtype)
+        way = self.ways.choose(Kind.ALLGATHER, plan.nbytes, dtype)
         self._instrument.activity(way.activity)
         way.backend.allgather(sources, counts, targets)
         self._hand_over(plan, way.reason, submissions)
@@ -353,7 +299,7 @@ class Cycle:
             array = submission.target.host()
             if response.root == self._comm.rank and submission.source is not submission.target:
                 np.copyto(array, submission.source.host())
-        way = self._choose(Kind.BROADCAST, plan.nbytes, dtype)
+        way = self.ways.choose(Kind.BROADCAST, plan.nbytes, dtype)
         self._instrument.activity(way.activity)
         way.backend.broadcast(array, response.root)
         self._hand_over(plan, way.reason, [submission] if submission else [])
@@ -364,7 +310,7 @@ class Cycle:
         submission = self._mine(response)
         rows = np.zeros(size, np.int64) if submission is None else np.array(submission.request.splits, np.int64)
         received = np.empty(size, np.int64)
-        exchange = self._choose(Kind.ALLTOALL, 8 * size, received.dtype).backend
+        exchange = self.ways.choose(Kind.ALLTOALL, 8 * size, received.dtype).backend
         exchange.alltoall(rows, [1] * size, received, [1] * size)
         width, shape = prod(response.shape[1:]), (int(received.sum()), *response.shape[1:])
         if submission is None:
@@ -375,7 +321,7 @@ class Cycle:
             target, value = submission.allocate(shape)
             submission.value = (value, received)
         # The sizes of one rank say nothing about the others', so all choose by what they agreed on: the dtype.
-        way = self._choose(Kind.ALLTOALL, _LARGE, dtype)
+        way = self.ways.choose(Kind.ALLTOALL, _LARGE, dtype)
         self._instrument.activity(way.activity)
         sent = [int(n) * width for n in rows]
         way.backend.alltoall(source[: sum(sent)], sent, target, [int(n) * width for n in received])
@@ -401,7 +347,7 @@ class Cycle:
     def _share(self, plan: FusionPlan) -> None:
         """Make the memory of a shared buffer; the callers get its number and blocks, or None."""
         for response in plan.responses:
-            way = self._choose(Kind.ALLREDUCE, response.shape[0], SUPPORTED[response.dtype], ReduceOp.SUM)
+            way = self.ways.choose(Kind.ALLREDUCE, response.shape[0], SUPPORTED[response.dtype], ReduceOp.SUM)
             blocks = None
             if isinstance(way.backend, SharedMemoryBackend):
                 blocks = self._comm.shared_blocks(response.shape[0])
@@ -427,7 +373,7 @@ class Cycle:
     def _absent(self, response: Response, n: int) -> Array:
         """Return what this rank, which has joined, contributes: what changes nothing."""
         dtype = SUPPORTED[response.dtype]
-        return np.full(n, self._kernels.identity(_wire_op(response.op), dtype), dtype)
+        return np.full(n, self._kernels.identity(wire_op(response.op), dtype), dtype)
 
     def _hand_over(self, plan: FusionPlan, reason: str, submissions: Sequence[Submission], received: int = 0) -> None:
         self._note(plan, reason, received)
@@ -441,21 +387,7 @@ class Cycle:
 
 
 _LARGE = 2**30
-_COST_OF_HALVES = 4  # who reads half types converts them
 _IN_PLACE = "in which the tensors live"  # after the reason of a backend in shared memory
-_CHOICES = 256  # remembered
-
-
-def _wire_op(op: ReduceOp) -> ReduceOp:
-    return ReduceOp.SUM if op is ReduceOp.AVERAGE else op
-
-
-def _finish(response: Response, dtype: np.dtype[Any], size: int) -> Finish:
-    if response.op is not ReduceOp.AVERAGE:
-        return Finish(response.postscale)
-    if is_integer(dtype) and response.postscale == 1.0:
-        return Finish(divisor=size)  # exact, where a product with 1/size can be one too small
-    return Finish(response.postscale / size)
 
 
 def split_rows(rows: int, size: int) -> list[int]:

@@ -14,8 +14,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hvdlite.comm.arena import Home
-from hvdlite.engine.cycle import Cycle, How
+from hvdlite.engine.cycle import Cycle
 from hvdlite.engine.inbox import Inbox
+from hvdlite.engine.ways import How
 from hvdlite.messages import Kind, Request, Response
 from hvdlite.negotiation.follower import Follower
 from hvdlite.negotiation.negotiator import Negotiator
@@ -35,7 +36,7 @@ class ShortWay:
         Args:
             source: flat.
         """
-        how = self._cycle.how_one(request[2], request[3], request[4], *request[6:8])
+        how = self._cycle.ways.how_one(request[2], request[3], request[4], *request[6:8])
         shown = source if how.cost <= follower.most_shown else None
         return how if self._inbox.submit_alone(request, follower, shown) else None
 
@@ -55,7 +56,7 @@ class ShortWay:
         submission = self._inbox.get(response.name) if response.kind is Kind.ALLREDUCE else None
         if submission is None or submission.source is None or submission.target is None:
             return False
-        how = self._cycle.how_one(response[2], response[3], response[4], *response[6:8])
+        how = self._cycle.ways.how_one(response[2], response[3], response[4], *response[6:8])
         target = submission.target.host()
         shown = self._shown(how, target, follower)
         if shown is None:

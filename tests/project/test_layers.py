@@ -17,7 +17,7 @@ LAYERS: list[list[str | tuple[str, ...]]] = [
     [(
         "",  # hvdlite/__init__.py
         "api", "arrays", "at_once", "basics", "exits", "lifecycle", "lowlevel", "objects", "process_set", "queries",
-        "runtime", "shared", "testing",
+        "runtime", "shared", "starting", "testing",
     )],
 ]
 # fmt: on
