@@ -15,7 +15,7 @@ def in_place():
 @pytest.mark.parametrize("dtype", [None, torch.float64, torch.bfloat16, torch.int32])
 def test_tensors_and_views_of_them_are_reduced_in_place(on_ranks, dtype):
     def body(rank):
-        tensor = hvd.shared_zeros((3, 7_000), dtype)
+        tensor = hvd.shared_zeros((3, 30_000), dtype)
         assert tensor.dtype is (dtype or torch.get_default_dtype()) and not tensor.any()
         found = []
         for _ in range(6):  # the schedule is learned meanwhile
