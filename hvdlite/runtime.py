@@ -395,7 +395,7 @@ def as_rank(transport: Communicator) -> Iterator[None]:
     try:
         yield
         if _thread.runtime is not None:
-            _thread.runtime.stop("its program ended")
+            _thread.runtime.stop("has ended its program")
     finally:
         timeline().close()
         _thread.transport, _thread.runtime, _thread.timeline = previous

@@ -407,7 +407,12 @@ class Engine:
         return min([_BUSY_WAIT, *limits])
 
     def _close_inbox(self, reason: str) -> None:
+        refusals = self._negotiator.late_refusals
+
         def error(request: Request) -> BaseException:
+            refusal = refusals.pop(request.name, None)
+            if refusal is not None:
+                return refusal.exception()
             return errors.ShutdownError(
                 f"{request.kind.value} of tensor {request.name!r}: {self._what} has been shut down: {reason}. "
                 "Every rank must make the same calls; a rank without data calls hvd.join()."

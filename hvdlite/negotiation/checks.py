@@ -48,12 +48,11 @@ def _agreed(
 
 
 def _first_refusal(requests: Mapping[int, Request], joined: Sequence[int], members: Sequence[int]) -> Refusal | None:
+    problem = wrong_somewhere(requests, members)
+    if problem is not None:
+        return problem
     first = next(iter(requests.values()))
     name = first.name
-    problems = _by_value(requests, members, lambda r, _: r.problem)
-    problems.pop("", None)
-    if problems:
-        return Refusal("remote", name, by_value=problems)
     for what, applies, value in _COMPARED:
         if not applies(first):
             continue
@@ -66,6 +65,13 @@ def _first_refusal(requests: Mapping[int, Request], joined: Sequence[int], membe
             "other", name, f"tensor {name!r}: broadcast from rank {root}, but rank {root} has joined (join())."
         )
     return None
+
+
+def wrong_somewhere(requests: Mapping[int, Request], members: Sequence[int]) -> Refusal | None:
+    """Return what ranks have found wrong with their own part, if any has. It needs not be complete."""
+    problems = _by_value(requests, members, lambda r, _: r.problem)
+    problems.pop("", None)
+    return Refusal("remote", next(iter(requests.values())).name, by_value=problems) if problems else None
 
 
 def _by_value(requests: Mapping[int, Request], members: Sequence[int], value: Value) -> dict[str, list[int]]:

@@ -31,7 +31,7 @@ from hvdlite.messages import (
     Verdict,
     number_of,
 )
-from hvdlite.negotiation.checks import check
+from hvdlite.negotiation.checks import check, wrong_somewhere
 from hvdlite.negotiation.ledger import Entry, Ledger
 from hvdlite.negotiation.schedule import Learned, Learner, Numbering, Step
 
@@ -157,6 +157,8 @@ class Coordinator:
         for entry, answer in answers:
             verdict.entries.append(answer)
             self._remember(entry, answer, verdict)
+        if self._leaving:
+            self._refuse_what_is_wrong()
         verdict.entries.extend(self._refused)
         self._refused.clear()
         last = self.ledger.take_joined()
@@ -299,6 +301,13 @@ class Coordinator:
             on_ranks = {text: [self.members[rank] for rank in ranks] for text, ranks in by_value.items()}
             for name in self.ledger.names_in_groups(sides):
                 self.refuse(name, Refusal("mismatch", name, "group", on_ranks, "Every rank must give the same list."))
+
+    def _refuse_what_is_wrong(self) -> None:
+        """Before the set stops: whoever comes to such a name later is to hear why, not only that a rank has left."""
+        for name, entry in list(self.ledger.waiting.items()):
+            refusal = wrong_somewhere(entry.requests, self.members)
+            if refusal is not None:
+                self.refuse(name, refusal)
 
     def _answer(self, entry: Entry) -> int | Response:
         joined = [rank for rank in self.ledger.joined if rank not in entry.requests]

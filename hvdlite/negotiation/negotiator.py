@@ -15,6 +15,7 @@ from hvdlite.comm.base import Communicator
 from hvdlite.messages import (
     Announcement,
     Frozen,
+    Refusal,
     Request,
     Response,
     Schedule,
@@ -61,6 +62,7 @@ class Negotiator:
         follower: of the schedule that runs, or None while everything is asked for.
         enclosed: what the other ranks give to the batch that `take` or `finish` returned last, by set rank; None
             if that has to be sent.
+        late_refusals: by name, what other ranks had found wrong, but this one had not asked for when the set stopped.
         news: the last `advance` heard how far other ranks have come: there may be something to `take`.
     """
 
@@ -77,6 +79,7 @@ class Negotiator:
         self._comm, self.coordinator, self._on_stall_message = comm, coordinator, on_stall_message
         self._on_answered, self._say_last = on_answered, say_last
         self.last_words: dict[int, Any] = {}  # by set rank
+        self.late_refusals: dict[str, Refusal] = {}
         self._cache = ResponseCache()
         self._announced: dict[str, _Said] = {}  # by name: what the next Response of that name answers
         self._later: dict[str, deque[_Said]] = {}  # and what the ones after it do
@@ -263,6 +266,8 @@ class Negotiator:
             if self._comm.rank in response.joined:  # what this rank has announced under that name is another call
                 if response.refusal is None:
                     responses.append(response)
+                elif verdict.shutdown and response.refusal.kind == "remote":
+                    self.late_refusals[response.name] = response.refusal
                 continue
             said = self._answered(response.name)
             if said is None or not said.request.problem:
@@ -270,13 +275,7 @@ class Negotiator:
             new_id = verdict.new_ids.get(response.name)
             if new_id is not None and said is not None:
                 cache.insert(new_id, response, said.request)
-        lost = []
-        for cache_id in verdict.evicted:
-            name = cache.evict(cache_id)
-            if name is not None and name in self._announced:
-                lost += self._withdraw(name, cache_id)
-        if lost:
-            self.announce(lost)
+        self._evict(verdict.evicted)
         if verdict.schedule is not None:
             self._begin(verdict.schedule, verdict.era)
         elif verdict.end >= 0:
@@ -340,6 +339,15 @@ class Negotiator:
             if not self._later[name]:
                 del self._later[name]
         return said
+
+    def _evict(self, cache_ids: Sequence[int]) -> None:
+        lost = []
+        for cache_id in cache_ids:
+            name = self._cache.evict(cache_id)
+            if name is not None and name in self._announced:
+                lost += self._withdraw(name, cache_id)
+        if lost:
+            self.announce(lost)
 
     def _withdraw(self, name: str, cache_id: int) -> list[Request]:
         """Forget what was announced by an id that the coordinator did not know any more, and return it."""

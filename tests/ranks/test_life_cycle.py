@@ -167,6 +167,29 @@ def test_when_a_rank_leaves_pending_and_later_operations_of_others_say_who(leave
     run_ranks(3, body, setup=runtime.as_rank)
 
 
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+def test_when_a_rank_leaves_after_a_wrong_call_ranks_that_come_later_hear_what_was_wrong(leaver):
+    gone = threading.Barrier(3)
+
+    def body(comm):
+        hvd.init()
+        if comm.rank == leaver:
+            with pytest.raises(hvd.InvalidRequestError, match="dtype"):
+                hvd.allreduce(np.array(["text"]), name="w")
+            hvd.shutdown()
+        gone.wait(20)
+        if comm.rank == leaver:
+            return
+        with pytest.raises(hvd.RemoteError, match="dtype") as caught:
+            hvd.allreduce(np.ones(1), name="w")
+        assert list(caught.value.problems) == [leaver]
+        with pytest.raises(hvd.ShutdownError, match=rf"rank {leaver} called hvd.shutdown\(\)"):
+            hvd.allreduce(np.ones(1), name="w")
+        hvd.shutdown()
+
+    run_ranks(3, body, setup=runtime.as_rank)
+
+
 def test_all_can_start_again_after_one_left_while_others_waited():
     def body(comm):
         for k in range(3):

@@ -308,6 +308,18 @@ def test_a_rank_that_leaves_stops_the_set_after_what_is_ready(rank):
     assert verdict.shutdown == f"rank {10 + rank} has ended its program"
 
 
+def test_a_set_that_stops_says_first_what_was_wrong_somewhere():
+    one = coordinator(3)
+    say(one, 1, Request(Kind.ALLREDUCE, "w", problem="no such op"))
+    say(one, 2, allreduce("v"))
+    one.leave(1, "has ended its program")
+    verdict = one.decide()
+    (entry,) = verdict.entries
+    assert entry.refusal.exception().problems == {11: "no such op"}
+    assert entry.joined == (0, 2)
+    assert verdict.shutdown == "rank 11 has ended its program"
+
+
 def test_a_name_that_is_given_up_fails_where_it_was_asked_for():
     one = coordinator(3)
     say(one, 1, allreduce("w"))
