@@ -58,7 +58,8 @@ class Board(Protocol):
     def show(self, era: int, position: int, values: Array) -> None:
         """Show what this rank gives to batch `position`, just before it publishes `position + 1`.
 
-        Only once it has run all batches before that one.
+        Only once it has run all batches before that one, of which the last needed something of every rank: so all
+        have run what came before it, and read what was shown for that.
 
         Args:
             values: flat, at most `most_shown` bytes.
@@ -99,9 +100,10 @@ class Board(Protocol):
 class SharedBoard:
     """The ranks of one host. `segment` is this board's own, and has room for `_CELLS` cells of `cell_bytes` each.
 
-    A cell is written again two batches later. By then every rank has read it: it has published the number after
-    that of the batch, which it did only after it had run the batch, or this rank could not have gone past the next
-    one without it. Across eras this holds for one batch only, so they take turns with two pairs of cells.
+    A cell is written again two batches later. By then every rank has read it: it has begun the batch in between,
+    which this rank could not have run without it. A number alone would not say so: another thread of a rank may submit
+    the next batch before the rank has run this one. Across eras this holds for one batch only, so they take turns
+    with two pairs of cells.
     """
 
     any_thread, carries = True, False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -113,6 +114,9 @@ class Follower:
             board.carries and enclosing.encloses([slot.response for slot in slots]) for slots in self._batches
         ]
         self.encloses = any(self._is_enclosed)
+        # Who shows values for the batch after must know that all ranks have run the one before, see `Board.show`.
+        waits = [any(waits_for_all(slot.response) for slot in slots) for slots in self._batches]
+        self._may_show = [waits[batch - 1] for batch in range(self._n)]
         self._whole = [0] * self._n  # by batch of the cycle: how often it has been submitted whole
         self._missing = [len(batch) for batch in self._batches]  # and how many it lacks to be so once more
         self._pending: dict[str, _Pending] = {}  # in the order of submission
@@ -150,7 +154,7 @@ class Follower:
         Then `take_alone`. False, and nothing has changed, if that is not so.
 
         Args:
-            values: of this rank, flat, to be shown to the others: at most `most_shown` bytes.
+            values: of this rank, flat, shown to the others if the cells are surely free: at most `most_shown` bytes.
         """
         with self._lock:
             position = self.position
@@ -158,7 +162,7 @@ class Follower:
             slots = self._batches[batch]
             if self.broken or self._pending or len(slots) != 1 or request != self._request(slots[0], cycle):
                 return False
-            if values is not None:
+            if values is not None and self._may_show[batch]:
                 self._board.show(self._era, position, values)
             slots[0].count = self._whole[batch] = cycle + 1
             self.counter = position + 1  # and no further: nothing else is pending
@@ -297,6 +301,13 @@ class Follower:
         return Response(
             kind, self._numbering.name(kind, slot.place, cycle), *slot.response[2:]
         )  # quicker than _replace
+
+
+def waits_for_all(response: Response) -> bool:
+    """Return whether no rank can have run this before every rank has begun to: its result needs something of each."""
+    if response.kind is Kind.ALLREDUCE:
+        return prod(response.shape) > 0
+    return response.kind is Kind.ALLGATHER and min(response.sizes) * prod(response.shape[1:]) > 0
 
 
 def expected_fields(response: Response, rank: int) -> tuple[object, ...]:
