@@ -216,7 +216,10 @@ class Runtime:
         if len(set(ranks)) != len(ranks):
             return f"{listed}: a rank is named twice."
         known = self.id_of(ranks)
-        return "" if known is None else f"{listed}: process set {known} has the same ranks."
+        if known is None:
+            return ""
+        whose = "all ranks, for which there is hvd.global_process_set" if len(ranks) == self.size else "the same ranks"
+        return f"{listed}: process set {known} has {whose}."
 
     def _change_sets(self, kind: Kind, ranks: tuple[int, ...], problem: str) -> Any:
         engine = self.engine_of(WORLD)

@@ -76,11 +76,11 @@ from .autograd import (
     grouped_reducescatter,
     reducescatter,
 )
+from .averages import metric_average
 from .compression import Compression
 from .device import local_device
 from .handles import poll, synchronize
 from .lifecycle import init
-from .metrics import metric_average
 from .ops import (
     allgather_async,
     allreduce_,

@@ -340,7 +340,7 @@ class Cycle:
     def _change_process_sets(self, plan: FusionPlan) -> None:
         (response,) = plan.responses
         value = self._on_process_set(response)
-        self._note(plan, "process sets change in the order of the world's Verdicts")
+        self._note(plan, "process sets change in one order on all ranks")
         if self._mine(response) is not None:
             self._inbox.finish(response.name, value)
 

@@ -8,7 +8,8 @@ from typing import Any
 from hvdlite.dtypes import ReduceOp
 from hvdlite.messages import Kind, Refusal, Request, Response
 
-_SAME_SHAPE = frozenset({Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER, Kind.SHARED_BUFFER})
+_SAME_SHAPE = frozenset({Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER})
+_SIZED = frozenset({Kind.SHARED_BUFFER})
 _SCALED = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER})
 _RAGGED = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
 _ROOTED = frozenset({Kind.BROADCAST})
@@ -94,6 +95,7 @@ _COMPARED: list[tuple[str, Callable[[Request], bool], Value]] = [
     ("operation", _always, lambda r, _: r.kind.name),
     ("dtype", _always, lambda r, _: r.dtype),
     ("shape", _is_in(_SAME_SHAPE), lambda r, _: str(list(r.shape))),
+    ("size", _is_in(_SIZED), lambda r, _: f"{r.shape[0]} bytes"),
     ("number of dimensions", _is_in(_RAGGED), lambda r, _: len(r.shape)),
     ("shape beyond the first dimension", _is_in(_RAGGED), lambda r, _: str(list(r.shape[1:]))),
     ("reduce op", _is_in(_SCALED), lambda r, _: ReduceOp(r.op).name),

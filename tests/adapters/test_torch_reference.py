@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import hvdlite as core
 import hvdlite.torch as hvd
 from hvdlite import as_horovod
 
@@ -259,3 +261,8 @@ def test_adasum_takes_any_set_of_ranks(ranks, members):
 
     expected = [2.0, 3.0, 4.0 if 2 in members else 0.0]
     assert ranks(3, body)[:2] == [expected] * 2
+
+
+@pytest.mark.parametrize("name", sorted(set(core.__all__) & set(vars(hvd))))
+def test_no_module_hides_a_name_of_the_core(name):
+    assert isinstance(getattr(hvd, name), types.ModuleType) == isinstance(getattr(core, name), types.ModuleType)

@@ -56,6 +56,10 @@ def as_single_calls(*_):
 
 MISMATCHES = {
     "shape": (lambda odd: reduce(np.ones(3 if odd else 2)), ["shape", "[2]", "[3]"]),
+    "size of shared arrays": (
+        lambda odd: hvd.shared_zeros(3 if odd else 4, np.float32, name="w"),
+        ["size", "16 bytes", "12 bytes"],
+    ),
     "number of dimensions": (lambda odd: reduce(np.ones((2, 1) if odd else 2)), ["shape", "[2, 1]"]),
     "dtype": (lambda odd: reduce(np.ones(2, "f4" if odd else "f8")), ["dtype", "float32", "float64"]),
     "kind": (lambda odd: hvd.allgather(ONES, "w") if odd else reduce(), ["operation", "ALLGATHER", "ALLREDUCE"]),
