@@ -1,19 +1,22 @@
-"""The command line of `hvdrun`: arguments to a Job, a Job to mpirun, mpirun's exit code back."""
+"""The command line of `hvdrun`: arguments to a Job, a Job to a launcher, the launcher's exit code back."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hvdlite import as_horovod
 from hvdlite._version import __version__
 from hvdlite.errors import LaunchError
 
-from . import mpirun, process
-from .horovodrun import add_autotune_options, autotune_exports, refuse_foreign_options
-from .job import Host, Job, parse_hostfile, parse_hosts
+from . import config_file, forwarding, horovodrun, mpirun, process
+from .allocation import Allocation, allocation_of, list_file, spread
+from .flavours import HYDRAS
+from .hosts import Faults, Host, parse_hostfile, parse_hosts
+from .job import Job
+from .starter import LAUNCHERS, Machine, find_starter
 
 CANNOT_START = 2  # exit code when no rank was started; argparse's own
 
@@ -21,6 +24,7 @@ _EXAMPLES = """\
 examples:
   hvdrun -np 2 python train.py
   hvdrun -np 8 -H node1:4,node2:4 python train.py --epochs 3
+  hvdrun python train.py                       # in a job of Slurm, LSF or PBS, with all its tasks
   hvdrun -np 2 --print-command python train.py
   hvdrun -np 2 --as-horovod python horovod_train.py
 """
@@ -37,16 +41,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _launch(options: argparse.Namespace) -> int:
-    job = job_from(options)
     environ = process.environment()
+    notes = _merge_file(options) + horovodrun.notes(options)
+    allocation = _allocation(environ)
+    job = job_from(options, allocation)
     bin_dir = process.bin_dir()
     environ["PATH"] = mpirun.search_path(environ.get("PATH", ""), bin_dir)
     if options.as_horovod:
         environ["PYTHONPATH"] = as_horovod.search_path(environ.get("PYTHONPATH", ""))
-    program = mpirun.find_mpirun(process.which, bin_dir, environ["PATH"], job)
-    flavour = mpirun.flavour_of(process.ask([program, "--version"]))
-    command = mpirun.render_command(job, flavour, program, environ)
-    added = mpirun.added_environment(job, flavour, process.is_root(), environ)
+    machine = Machine(process.which, process.ask, bin_dir, environ["PATH"])
+    starter = find_starter(options.launcher, job, machine)
+    added = mpirun.added_environment(job, starter.flavour, process.is_root(), environ)
+    others = [host.name for host in job.hosts if not process.is_this_machine(host.name)]
+    kept_back = forwarding.left_out(environ, job.exports) if others else []
+    if starter.flavour in HYDRAS:  # which hand on all that they have
+        environ = {name: value for name, value in environ.items() if name not in kept_back}
+    command = mpirun.render_command(job, starter.flavour, starter.program, {**environ, **added}, starter.pmi)
     if options.as_horovod:
         added["PYTHONPATH"] = environ["PYTHONPATH"]
     if options.print_command:
@@ -55,29 +65,66 @@ def _launch(options: argparse.Namespace) -> int:
     if not job.hosts:
         _check_program(job.command[0], environ["PATH"])
     if mpirun.ROOT[0] in added:
-        print(f"hvdrun: running as root; setting {' and '.join(mpirun.ROOT)} for Open MPI", file=sys.stderr)
+        notes.append(f"running as root; setting {' and '.join(mpirun.ROOT)} for Open MPI")
     if options.verbose:
-        print(f"hvdrun: {flavour.value}: {shlex.join(command)}", file=sys.stderr)
-    return process.run(command, {**environ, **added})
+        if kept_back:
+            notes.append(f"not handed to other hosts, unless named with -x: {', '.join(kept_back)}")
+        notes.append(f"{starter.flavour.value}: {shlex.join(command)}")
+    for note in notes:
+        print(f"hvdrun: {note}", file=sys.stderr)
+    code = process.run(command, {**environ, **added}, stamped=options.stamped)
+    if code and job.output:
+        print(f"hvdrun: exit code {code}; what the ranks wrote is in {job.output}", file=sys.stderr)
+    return code
 
 
-def job_from(options: argparse.Namespace) -> Job:
-    """Return the Job that parsed arguments describe."""
+def job_from(options: argparse.Namespace, allocation: Allocation | None = None) -> Job:
+    """Return the Job that parsed arguments describe. All that is wrong with them is told at once."""
     command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
-    hosts = _hosts(options)
-    if options.ranks is None and not hosts and command:
-        raise LaunchError("how many ranks? Say -np N, or name hosts with -H host:slots")
-    return Job(
-        command=command,
-        ranks=options.ranks or sum(host.slots for host in hosts) or 1,
-        hosts=hosts,
-        exports=(
-            *(map(_standing_in, options.export) if options.as_horovod else options.export),
-            *autotune_exports(options),
-        ),
-        bind_to=options.bind_to,
-        mpi_args=tuple(shlex.split(options.mpi_args)),
-    )
+    exports, faults = horovodrun.exports(options)
+    hosts: tuple[Host, ...] = ()
+    try:
+        hosts = _hosts(options)
+    except LaunchError as error:
+        faults += error.faults if isinstance(error, Faults) else [str(error)]
+    ranks = options.ranks or sum(host.slots for host in hosts) or (allocation.size if allocation else None)
+    if ranks is None and command and not faults:
+        faults.append("-np: how many ranks? Say -np N, or name hosts with -H host:slots")
+    given = list(map(_standing_in, options.export) if options.as_horovod else options.export)
+    named = forwarding.named(given)  # what -x says beats other options
+    try:
+        job = Job(
+            command=command,
+            ranks=ranks or 1,
+            hosts=hosts,
+            allocation=spread(allocation, ranks) if allocation and ranks else allocation,
+            exports=(*given, *(export for export in exports if export.partition("=")[0] not in named)),
+            bind_to=options.bind_to,
+            binding=tuple(shlex.split(options.binding_args)),
+            mpi_args=tuple(shlex.split(options.mpi_args)),
+            output=process.absolute(options.output_filename) if options.output_filename else "",
+            label=options.label or options.stamped,
+            interfaces=tuple(dict.fromkeys(name for text in options.interfaces for name in text.split(","))),
+            ssh=_ssh(options),
+            tcp=options.tcp,
+        )
+    except Faults as error:
+        raise Faults([*faults, *error.faults]) from None
+    if faults:
+        raise Faults(faults)
+    return job
+
+
+def _merge_file(options: argparse.Namespace) -> list[str]:
+    if not options.config_file:
+        return []
+    text = process.read_file(options.config_file)
+    return config_file.merge(options, config_file.read(text, options.config_file), options.config_file)
+
+
+def _allocation(environ: Mapping[str, str]) -> Allocation | None:
+    path = list_file(environ)
+    return allocation_of(environ, process.read_file(path) if path else "")
 
 
 def _standing_in(export: str) -> str:
@@ -88,10 +135,21 @@ def _standing_in(export: str) -> str:
 
 def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
     if options.hosts:
-        return parse_hosts(options.hosts)
+        return parse_hosts(options.hosts, "-H")
     if options.hostfile:
         return parse_hostfile(process.read_file(options.hostfile), options.hostfile)
     return ()
+
+
+def _ssh(options: argparse.Namespace) -> tuple[str, ...]:
+    args: tuple[str, ...] = ()
+    if options.ssh_port:
+        args += ("-p", str(options.ssh_port))
+    if options.ssh_identity_file:
+        args += ("-i", process.absolute(options.ssh_identity_file))
+    if options.start_timeout:
+        args += ("-o", f"ConnectTimeout={options.start_timeout}")
+    return args
 
 
 def _check_program(name: str, path: str) -> None:
@@ -105,7 +163,7 @@ def _check_program(name: str, path: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hvdrun",
-        usage="hvdrun -np N [options] command [argument ...]",
+        usage="hvdrun [-np N] [options] command [argument ...]",
         description="Run a command on N ranks through the installed MPI.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -117,16 +175,50 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many ranks each takes")
     where.add_argument("--hostfile", "-hostfile", metavar="FILE", help="the same, one a line: host slots=4")
     add("-x", dest="export", action="append", default=[], metavar="NAME[=VALUE]", help="hand a variable to the ranks")
-    add("--bind-to", default="none", metavar="WHAT", help="what mpirun binds each rank to (default: none)")
-    add("--mpi-args", default="", metavar="TEXT", help="further arguments for mpirun, as one quoted text")
+    add("--bind-to", default="none", metavar="WHAT", help="what each rank is bound to (default: none)")
+    add("--mpi-args", default="", metavar="TEXT", help="further arguments for the launcher, as one quoted text")
     add("--as-horovod", action="store_true", help="a program for Horovod, unchanged: import horovod gives hvdlite")
-    add("--print-command", action="store_true", help="print the mpirun command and start nothing")
-    add("--verbose", action="store_true", help="print the mpirun command before starting it")
+    add("--print-command", action="store_true", help="print the command and start nothing")
+    add("--verbose", action="store_true", help="print the command before starting it, and what is not handed on")
+    add("--launcher", choices=LAUNCHERS, default="auto", help="what starts the ranks (default: what is there)")
+    add("--config-file", metavar="FILE", help="horovodrun's YAML file; options beat it")
+    _add_output_options(parser)
+    _add_network_options(parser)
     add("-v", "--version", action="version", version=__version__)
-    add_autotune_options(parser)
-    refuse_foreign_options(parser)
+    horovodrun.add_options(parser)
     add("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     return parser
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--output-filename", metavar="DIR", help="write each rank's output into DIR/rank.N/stdout and stderr")
+    add("--label", action="store_true", help="put the rank in front of each line")
+    add("--prefix-output-with-timestamp", "-prefix-timestamp", dest="stamped", action="store_true",
+        help="put the time in front of each line, and the rank")  # fmt: skip
+
+
+def _add_network_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--network-interfaces", "--network-interface", dest="interfaces", action="append", default=[],
+        metavar="A,B", help="network devices to use between hosts")  # fmt: skip
+    add("-p", "--ssh-port", type=_whole("port"), metavar="N", help="port of ssh on the other hosts")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="key for ssh")
+    add("--start-timeout", type=_whole("number of seconds"), metavar="S", help="how long to wait for a host's ssh")
+    hidden = argparse.SUPPRESS
+    add("--binding-args", default="", metavar="TEXT", help=hidden)
+    add("--mpi", dest="launcher", action="store_const", const="mpirun", help=hidden)
+    add("--jsrun", dest="launcher", action="store_const", const="jsrun", help=hidden)
+    add("--tcp", action="store_true", help=hidden)  # Spectrum MPI's
+
+
+def _whole(what: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {what} (a whole number, 1 or more)")
+        return int(text)
+
+    return read
 
 
 def _ranks(text: str) -> int:

@@ -1,77 +1,172 @@
-"""Options of horovodrun and other launchers that users bring along: a few mean the same here, of the others we say
-what to use instead."""
+"""Options that users bring along from horovodrun: most are settings of the ranks, a few have no effect here, and
+some are refused with what to use instead."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-_RANKS = "say -np N"
-_GONE = "nothing takes its place"
+from hvdlite.config import PREFIX, Config
 
-# docs/migrating.md has the same as a table.
+_RANKS = "say -np N"
+_ELASTIC = "jobs of changing size are not in this version"
+
+# Each ends hvdrun with a message. docs/migrating.md has the same as a table.
 INSTEAD = {
     "--np": _RANKS,
     "--nproc-per-node": _RANKS,
     "--nproc_per_node": _RANKS,
-    "--fusion-threshold-mb": "set HVDLITE_FUSION_THRESHOLD, in bytes",
-    "--cache-capacity": "set HVDLITE_CACHE_CAPACITY",
-    "--timeline-filename": "set HVDLITE_TIMELINE",
-    "--timeline-mark-cycles": "set HVDLITE_TIMELINE_MARK_CYCLES=1",
-    "--no-stall-check": "set HVDLITE_STALL_WARNING=0",
-    "--stall-check-warning-time-seconds": "set HVDLITE_STALL_WARNING",
-    "--stall-check-shutdown-time-seconds": "set HVDLITE_STALL_SHUTDOWN",
-    "--thread-affinity": "set HVDLITE_THREAD_AFFINITY",
-    "--log-level": "set HVDLITE_LOG_LEVEL",
-    "--log-without-timestamp": "set HVDLITE_LOG_HIDE_TIME=1",
-    "--binding-args": "use --bind-to",
-    "--output-filename": "use --mpi-args",
-    "--network-interfaces": "use --mpi-args",
-    "--prefix-output-with-timestamp": "use --mpi-args",
-    "--ssh-port": "use ~/.ssh/config",
-    "--ssh-identity-file": "use ~/.ssh/config",
-    "--config-file": "set variables",
-    "--hierarchical-allreduce": "set HVDLITE_BACKEND, if need be",
-    "--torus-allreduce": "set HVDLITE_BACKEND, if need be",
     **dict.fromkeys(
-        ("--cycle-time-ms", "--gloo", "--mpi", "--jsrun", "--tcp", "--num-nccl-streams", "-cb", "--check-build",
-         "--start-timeout", "--disable-cache", "--min-np", "--max-np", "--min-num-proc", "--max-num-proc",
-         "--slots-per-host", "--host-discovery-script", "--elastic-timeout", "--reset-limit"),
-        _GONE,
+        ("--min-np", "--max-np", "--min-num-proc", "--max-num-proc", "--slots-per-host", "--host-discovery-script",
+         "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
+        _ELASTIC,
     ),
+    "-cb": "nothing takes its place",
+    "--check-build": "nothing takes its place",
 }  # fmt: skip
 
-
-# Flags that hvdrun takes over from horovodrun, and the settings that they are. docs/migrating.md has them, too.
-AUTOTUNE = {
-    "--autotune-log-file": ("HVDLITE_AUTOTUNE_LOG", "FILE", "write what tuning measures into FILE"),
-    "--autotune-warmup-samples": ("HVDLITE_AUTOTUNE_WARMUP_SAMPLES", "N", "samples before tuning starts"),
-    "--autotune-steps-per-sample": ("HVDLITE_AUTOTUNE_STEPS_PER_SAMPLE", "N", "steps of training per sample"),
-    "--autotune-bayes-opt-max-samples": ("HVDLITE_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "N", "samples at most"),
-    "--autotune-gaussian-process-noise": ("HVDLITE_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "X", "without effect"),
+# Accepted with one line that says why they change nothing: option, whether it takes a value, why.
+_CHOSEN = "the algorithm is chosen by size and hosts, and HVDLITE_BACKEND overrules it"
+WITHOUT_EFFECT = {
+    "--cycle-time-ms": (True, "nothing waits for a cycle"),
+    "--hierarchical-allgather": (False, _CHOSEN),
+    "--no-hierarchical-allgather": (False, _CHOSEN),
+    "--torus-allreduce": (False, _CHOSEN),
+    "--no-torus-allreduce": (False, _CHOSEN),
+    "--disable-cache": (False, "no checks of hosts are remembered"),
+    "--gloo": (False, "MPI carries everything"),
+    "--gloo-timeout-seconds": (True, "MPI carries everything"),
+    "--mpi-threads-disable": (False, "threads are used only where the MPI has them"),
+    "--no-mpi-threads-disable": (False, "threads are used only where the MPI has them"),
+    "--num-nccl-streams": (True, "there are no streams of NCCL"),
 }
 
 
-def add_autotune_options(parser: argparse.ArgumentParser) -> None:
-    """Let `parser` take what concerns tuning; `autotune_exports` says what it means."""
-    add = parser.add_argument
-    add("--autotune", action="store_true", help="find good sizes in the first steps of training")
-    for option, (variable, metavar, what) in AUTOTUNE.items():
-        add(option, dest=variable, metavar=metavar, help=f"with --autotune: {what}")
+def _megabytes(value: str) -> str:
+    return str(int(float(value) * 2**20))
 
 
-def autotune_exports(options: argparse.Namespace) -> list[str]:
-    """Return the variables to hand to the ranks, `NAME=value`. Without --autotune none, as horovodrun does it."""
-    if not options.autotune:
-        return []
-    values = {variable: getattr(options, variable) for variable, _, _ in AUTOTUNE.values()}
-    return ["HVDLITE_AUTOTUNE=1", *(f"{name}={value}" for name, value in values.items() if value is not None)]
+@dataclass(frozen=True)
+class Setting:
+    """An option that sets a setting on the ranks.
+
+    Attributes:
+        name: of the field of Config.
+        key: where the YAML file has it, `section.key`.
+        metavar: what its value is called; "" for one without a value.
+        value: for one without a value, what it sets.
+        convert: the option's unit to the setting's.
+        opposite: the option that sets the contrary, if there is one.
+        tuning: counts only together with --autotune.
+    """
+
+    name: str
+    key: str
+    metavar: str = ""
+    value: str = "1"
+    convert: Callable[[str], str] = str
+    opposite: str = ""
+    tuning: bool = False
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
 
 
-def refuse_foreign_options(parser: argparse.ArgumentParser) -> None:
-    """Let `parser` say of each what to use instead, and end."""
+SETTINGS = {
+    "--fusion-threshold-mb": Setting("fusion_threshold", "params.fusion_threshold_mb", "N", convert=_megabytes),
+    "--cache-capacity": Setting("cache_capacity", "params.cache_capacity", "N"),
+    "--hierarchical-allreduce": Setting(
+        "hierarchical", "params.hierarchical_allreduce", opposite="--no-hierarchical-allreduce"
+    ),
+    "--thread-affinity": Setting("thread_affinity", "library_options.thread_affinity", "CORES"),
+    "--timeline-filename": Setting("timeline", "timeline.filename", "FILE"),
+    "--timeline-mark-cycles": Setting(
+        "timeline_mark_cycles", "timeline.mark_cycles", opposite="--no-timeline-mark-cycles"
+    ),
+    "--stall-check-warning-time-seconds": Setting("stall_warning", "stall_check.warning_time_seconds", "S"),
+    "--stall-check-shutdown-time-seconds": Setting("stall_shutdown", "stall_check.shutdown_time_seconds", "S"),
+    "--log-level": Setting("log_level", "logging.level", "LEVEL"),
+    "--log-without-timestamp": Setting(
+        "log_hide_time", "logging.hide_timestamp", opposite="--log-with-timestamp"
+    ),
+    "--autotune": Setting("autotune", "autotune.enabled", opposite="--no-autotune"),
+    "--autotune-log-file": Setting("autotune_log", "autotune.log_file", "FILE", tuning=True),
+    "--autotune-warmup-samples": Setting("autotune_warmup_samples", "autotune.warmup_samples", "N", tuning=True),
+    "--autotune-steps-per-sample": Setting("autotune_steps_per_sample", "autotune.steps_per_sample", "N", tuning=True),
+    "--autotune-bayes-opt-max-samples": Setting(
+        "autotune_bayes_opt_max_samples", "autotune.bayes_opt_max_samples", "N", tuning=True
+    ),
+    "--autotune-gaussian-process-noise": Setting(
+        "autotune_gaussian_process_noise", "autotune.gaussian_process_noise", "X", tuning=True
+    ),
+}  # fmt: skip
+_SAME = {"--log-hide-timestamp": "--log-without-timestamp", "--no-log-hide-timestamp": "--log-with-timestamp"}
+_NO_STALL_CHECK = "--no-stall-check"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Let `parser` take all of them; `exports`, `notes` and the merging of a file say what they mean."""
+    settings = parser.add_argument_group("settings of the ranks (docs/reference/settings.md)")
+    help_of = {field.name: field.metadata["knob"].help for field in dataclasses.fields(Config)}
+    for option, one in SETTINGS.items():
+        said = "largest fused buffer, MiB; 0: no fusion" if one.convert is _megabytes else help_of[one.name]
+        if one.metavar:
+            settings.add_argument(option, dest=one.name, metavar=one.metavar, help=said)
+            continue
+        for name, value, help in ((option, one.value, said), (one.opposite, "0", argparse.SUPPRESS)):
+            settings.add_argument(name, dest=one.name, action="store_const", const=value, help=help)
+    for name, of in _SAME.items():
+        value = "1" if of in SETTINGS else "0"
+        settings.add_argument(name, dest="log_hide_time", action="store_const", const=value, help=argparse.SUPPRESS)
+    for name, watch in (("--stall-check", True), (_NO_STALL_CHECK, False)):
+        settings.add_argument(
+            name, dest="stall_check", action="store_const", const=watch,
+            help="no stall watch at all" if name == _NO_STALL_CHECK else argparse.SUPPRESS,
+        )  # fmt: skip
+    parser.set_defaults(without_effect=[])
+    for option, (takes_value, _) in WITHOUT_EFFECT.items():
+        parser.add_argument(
+            option, action=_Ignore, nargs=1 if takes_value else 0, dest="without_effect", help=argparse.SUPPRESS
+        )
     for option in INSTEAD:
         parser.add_argument(option, action=_Refuse, nargs="?", dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def exports(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Return the variables to hand to the ranks, `NAME=value`, and the faults in their values."""
+    found: dict[str, str] = {}
+    faults = []
+    knobs = {field.name: field.metadata["knob"] for field in dataclasses.fields(Config)}
+    for option, one in SETTINGS.items():
+        text = getattr(options, one.name)
+        if text is None or (one.tuning and options.autotune != "1"):  # as horovodrun does it
+            continue
+        try:
+            value = one.convert(text)
+            knobs[one.name].kind.parse(value)
+        except (ValueError, OverflowError):
+            faults.append(f"{option}: expected {knobs[one.name].kind.name}, found {text!r}")
+        else:
+            found[one.variable] = value
+    if options.stall_check is False:
+        found["HVDLITE_STALL_WARNING"] = "0"
+    return [f"{name}={value}" for name, value in found.items()], faults
+
+
+def notes(options: argparse.Namespace) -> list[str]:
+    """Return a line for each option that changes nothing."""
+    return [f"{name} has no effect: {WITHOUT_EFFECT[name][1]}" for name in dict.fromkeys(options.without_effect)]
+
+
+class _Ignore(argparse.Action):
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        namespace.without_effect = [*namespace.without_effect, option_string]
 
 
 class _Refuse(argparse.Action):

@@ -5,15 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hvdlite.errors import LaunchError
+from .allocation import Allocation
+from .hosts import Faults, Host, filled, parse_hostfile, parse_hosts, shown
 
-
-@dataclass(frozen=True)
-class Host:
-    """A machine, and how many ranks it takes."""
-
-    name: str
-    slots: int = 1
+__all__ = ["Faults", "Host", "Job", "parse_hostfile", "parse_hosts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,65 +19,71 @@ class Job:
         command: program and arguments.
         ranks: how many processes.
         hosts: where, filled in order; empty: on this machine, or where the scheduler says.
+        allocation: what a scheduler gave; counts where `hosts` says nothing.
         exports: variables to hand to the ranks, `NAME` or `NAME=value`.
         bind_to: what each rank is bound to, in mpirun's words.
-        mpi_args: arguments for mpirun that hvdrun does not know.
+        binding: arguments that take the place of those that `bind_to` gives.
+        mpi_args: arguments for the launcher that hvdrun does not know.
+        output: a folder; each rank writes into files of its own there.
+        label: put the rank in front of each line.
+        interfaces: network devices to use between hosts; empty: the MPI chooses.
+        ssh: options for the ssh that reaches other hosts.
+        tcp: Spectrum MPI is to use TCP only.
     """
 
     command: tuple[str, ...]
     ranks: int
     hosts: tuple[Host, ...] = ()
+    allocation: Allocation | None = None
     exports: tuple[str, ...] = ()
     bind_to: str = "none"
+    binding: tuple[str, ...] = ()
     mpi_args: tuple[str, ...] = ()
+    output: str = ""
+    label: bool = False
+    interfaces: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ()
+    tcp: bool = False
 
     def __post_init__(self) -> None:
+        if faults := [*self._faults()]:
+            raise Faults(faults)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether ranks may run on other machines than this one."""
+        return bool(self.hosts or self.allocation)
+
+    @property
+    def places(self) -> list[Host]:
+        """How many ranks each host gets, in order; empty if only the launcher knows."""
+        hosts = self.hosts or (self.allocation.hosts if self.allocation else ())
+        return filled(hosts, self.ranks)
+
+    def _faults(self) -> list[str]:
+        faults = []
         if not self.command:
-            raise LaunchError("no command to run. Example: hvdrun -np 2 python train.py")
+            faults.append("command: no command to run. Example: hvdrun -np 2 python train.py")
+        elif self.ranks > 1 and _reads_program_from_stdin(self.command):
+            faults.append("command: 'python -': mpirun gives the standard input to rank 0 only. "
+                          "Put the program in a file.")  # fmt: skip
         if self.ranks < 1:
-            raise LaunchError(f"{self.ranks} ranks: at least 1 is needed")
-        if self.ranks > 1 and _reads_program_from_stdin(self.command):
-            raise LaunchError("'python -': mpirun gives the standard input to rank 0 only. Put the program in a file.")
-        slots = sum(host.slots for host in self.hosts)
-        if self.hosts and self.ranks > slots:
-            named = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
-            raise LaunchError(
-                f"{self.ranks} ranks on {named}, which take {slots}. Ask for fewer, or give hosts more slots."
-            )
+            faults.append(f"-np: {self.ranks} ranks: at least 1 is needed")
+        hosts = self.hosts or (self.allocation.hosts if self.allocation else ())
+        slots = sum(host.slots for host in hosts)
+        if hosts and self.ranks > slots and not any("oversubscribe" in arg.lower() for arg in self.mpi_args):
+            whose = "" if self.hosts or not self.allocation else f" of this {self.allocation.scheduler.value} job"
+            faults.append(f"-np: {self.ranks} ranks on {shown(hosts)}{whose}, which take {slots}. "
+                          "Ask for fewer, or give hosts more slots.")  # fmt: skip
+        faults += [
+            f"-x: {export!r} is not NAME or NAME=value"
+            for export in self.exports
+            if not re.match(r"[A-Za-z_]\w*(=|$)", export)
+        ]
+        return faults
 
 
 def _reads_program_from_stdin(command: tuple[str, ...]) -> bool:
     """Return whether it is `python -`, with flags or without."""
     arguments = [argument for argument in command[1:] if not re.fullmatch(r"-[A-Zbdiqsuvx]+", argument)]
     return re.match(r"python[\d.]*$", command[0].rpartition("/")[2]) is not None and arguments[:1] == ["-"]
-
-
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Read `host1:4,host2:4`. A host without a number takes one rank.
-
-    >>> parse_hosts("a:2,b")
-    (Host(name='a', slots=2), Host(name='b', slots=1))
-    """
-    return tuple(_host(part.strip(), f"hosts {text!r}") for part in text.split(","))
-
-
-def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """Read lines of `host slots=4` or `host:4`; `#` starts a comment. `path` is for messages."""
-    hosts = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        entry = line.split("#")[0].strip()
-        if entry:
-            entry = re.sub(r"\s+slots\s*=\s*", ":", entry)
-            hosts.append(_host(entry, f"{path}, line {number}: {line!r}"))
-    if not hosts:
-        raise LaunchError(f"{path}: no host in it. Write one a line: host slots=4")
-    return tuple(hosts)
-
-
-def _host(entry: str, where: str) -> Host:
-    name, found, slots = entry.rpartition(":")
-    if not found:
-        name, slots = entry, "1"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not slots.isdecimal() or int(slots) < 1:
-        raise LaunchError(f"{where}: expected host:slots, such as node1:4, found {entry!r}")
-    return Host(name, int(slots))

@@ -1,99 +1,100 @@
-"""From a Job to an mpirun command line, for Open MPI and for MPICH's hydra. Values in, values out.
+"""From a Job to a command line and the variables to set for it. Values in, values out.
 
-They differ in the spelling of everything, in what reaches the ranks (hydra hands on the
-whole environment, Open MPI to other hosts only what `-x` names), and in that Open MPI
-refuses more ranks than cores, and root, unless told.
+The launchers differ in the spelling of everything, in what reaches the ranks, and in what
+they refuse unless told: `open_mpi`, `hydra` and `steps` have one family each.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from enum import Enum
 
 from hvdlite.comm.mpi_env import mpi_environment
 from hvdlite.errors import LaunchError
 
+from . import hydra, open_mpi, steps
+from .allocation import Scheduler
+from .flavours import HYDRAS, OPEN_MPIS, Flavour, flavour_of
 from .job import Job
 
+__all__ = ["Flavour", "ROOT", "added_environment", "find_mpirun", "flavour_of", "render_command", "search_path"]
+
 ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-_FORWARDED = ("HVDLITE_", "HOROVOD_", "PYTHON")  # prefixes; mpirun sends OMPI_* itself
-_SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
+
+# Runs on the rank, and then becomes the program: nothing stands between the launcher and the program.
+_INTO_FILES = (
+    "r=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-${PALS_RANKID:-${JSM_NAMESPACE_RANK:-${SLURM_PROCID:-0}}}}}}; "
+    'd=$0/rank.$(printf %0WIDTHd "$r"); mkdir -p "$d" && exec "$@" >"$d/stdout" 2>"$d/stderr"'
+)
 
 
-class Flavour(Enum):
-    """Which mpirun it is."""
+def render_command(job: Job, flavour: Flavour, launcher: str, environ: Mapping[str, str], pmi: str = "") -> list[str]:
+    """Return the command line that starts `job` with the program `launcher`, run in `environ`.
 
-    OPEN_MPI = "Open MPI"
-    HYDRA = "MPICH"
-
-
-def flavour_of(version: str) -> Flavour:
-    """Return whose mpirun printed `version` (of `mpirun --version`)."""
-    if "Open MPI" in version or "OpenRTE" in version:
-        return Flavour.OPEN_MPI
-    if "HYDRA" in version or "Intel(R) MPI" in version:
-        return Flavour.HYDRA
-    first = (version.strip().splitlines() or [""])[0]
-    raise LaunchError(f"this mpirun is neither Open MPI's nor MPICH's; `mpirun --version` says {first!r}")
-
-
-def render_command(job: Job, flavour: Flavour, mpirun: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the command line that starts `job` with the program `mpirun`, run in `environ`."""
-    render = _open_mpi if flavour is Flavour.OPEN_MPI else _hydra
-    return [mpirun, *render(job, environ), *job.mpi_args, *job.command]
+    Args:
+        pmi: for srun, the type that fits the MPI of the ranks.
+    """
+    if flavour is Flavour.SRUN:
+        args = steps.srun(job, pmi)
+    elif flavour is Flavour.JSRUN:
+        args = steps.jsrun(job)
+    elif flavour in OPEN_MPIS:
+        args = open_mpi.arguments(job, flavour, environ)
+    else:
+        args = hydra.arguments(job, flavour)
+    return [launcher, *args, *job.mpi_args, *hydra.command(job, flavour, _program(job))]
 
 
-def _open_mpi(job: Job, environ: Mapping[str, str]) -> list[str]:
-    args = ["-np", str(job.ranks), "--bind-to", job.bind_to]
-    if job.hosts:
-        args += ["--host", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
-    elif not _in_allocation(environ):
-        # Its slots are cores, not hardware threads, so that it may refuse what the machine can take.
-        # In an allocation the scheduler's number is meant, and more ranks are a mistake.
-        args += ["--oversubscribe"]
-    for name in _exports(job, environ):
-        args += ["-x", name]
-    return args
-
-
-def _exports(job: Job, environ: Mapping[str, str]) -> list[str]:
-    """Return what `-x` has to name: on this machine ranks inherit everything anyway."""
-    if not job.hosts:
-        return list(job.exports)
-    given = {export.partition("=")[0] for export in job.exports}
-    found = [name for name in sorted(environ) if name.startswith(_FORWARDED) or name == "PATH"]
-    return [*job.exports, *(name for name in found if name not in given)]
-
-
-def _hydra(job: Job, environ: Mapping[str, str]) -> list[str]:
-    args = ["-n", str(job.ranks), "-bind-to", job.bind_to]
-    if job.hosts:
-        args += ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
-    for export in job.exports:
-        name, found, value = export.partition("=")
-        if found:  # a bare name is handed on with the rest of the environment
-            args += ["-genv", name, value]
-    return args
-
-
-def _in_allocation(environ: Mapping[str, str]) -> bool:
-    return any(name in environ for name in _SCHEDULERS)
+def _program(job: Job) -> list[str]:
+    if not job.output:
+        return list(job.command)
+    width = len(str(job.ranks - 1))
+    return ["sh", "-c", _INTO_FILES.replace("WIDTH", str(width)), job.output, *job.command]
 
 
 def added_environment(job: Job, flavour: Flavour, is_root: bool, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add for Open MPI: permission to run as root, and a quick start.
+    """Return the variables to set for the launcher. What the user has set stays, unless an option says otherwise."""
+    added = {}
+    if flavour in OPEN_MPIS:
+        added = _for_open_mpi(job, is_root, environ)
+    elif flavour is Flavour.INTEL and not job.binding:
+        added = {"I_MPI_PIN": "0"} if job.bind_to == "none" else {"I_MPI_PIN_DOMAIN": job.bind_to}
+    elif flavour is Flavour.SRUN and environ.get("SLURM_CPUS_PER_TASK"):
+        added = {"SRUN_CPUS_PER_TASK": environ["SLURM_CPUS_PER_TASK"]}  # not inherited since Slurm 22.05
+    added = {name: value for name, value in added.items() if name in ROOT or name not in environ}
+    if flavour is Flavour.HYDRA and job.ssh:
+        added["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(job.ssh)
+    if job.interfaces:
+        added.update(_interfaces(job, flavour))
+    if flavour is Flavour.SRUN:  # hands on its own environment, and `--export` cannot take a comma
+        pairs = [export.partition("=") for export in job.exports]
+        added.update({name: value for name, found, value in pairs if found})
+    return added
+
+
+def _for_open_mpi(job: Job, is_root: bool, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return permission to run as root, and a quick start.
 
     The latter only where all ranks run on this machine, for it depends on the network
     devices found here. Ranks elsewhere see to it themselves, in `init()`.
     """
-    if flavour is not Flavour.OPEN_MPI:
-        return {}
     added = {}
     if is_root and not all(environ.get(name) for name in ROOT):
         added.update(dict.fromkeys(ROOT, "1"))
-    if not job.hosts and not _in_allocation(environ):
+    if not job.elsewhere:
         added.update(mpi_environment({**environ, "OMPI_COMM_WORLD_LOCAL_SIZE": str(job.ranks)}))
+    if job.allocation and job.allocation.scheduler is Scheduler.LSF:  # whose hosts often refuse ssh
+        added.update(OMPI_MCA_plm_rsh_agent="blaunch", PRTE_MCA_plm_ssh_agent="blaunch")
+    return added
+
+
+def _interfaces(job: Job, flavour: Flavour) -> dict[str, str]:
+    names = ",".join(job.interfaces)
+    added = {"NCCL_SOCKET_IFNAME": names}
+    if flavour in HYDRAS or flavour is Flavour.PALS:
+        added.update(UCX_NET_DEVICES=names, FI_TCP_IFACE=names)  # `-iface` is for hydra's own connections
+    elif flavour in (Flavour.SRUN, Flavour.JSRUN):
+        added.update(UCX_NET_DEVICES=names, FI_TCP_IFACE=names, OMPI_MCA_btl_tcp_if_include=names)
     return added
 
 

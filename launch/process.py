@@ -6,10 +6,14 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
+from typing import IO
 
 from hvdlite.errors import LaunchError
 
@@ -23,6 +27,12 @@ def environment() -> dict[str, str]:
 
 def is_root() -> bool:
     return os.geteuid() == 0
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether a name is one that this machine has for itself. Nothing is asked on the network."""
+    own = socket.gethostname()
+    return host in ("localhost", "127.0.0.1", own, own.partition(".")[0])
 
 
 def bin_dir() -> str:
@@ -43,6 +53,11 @@ def read_file(path: str) -> str:
         raise LaunchError(f"cannot read {path}: {error}") from error
 
 
+def absolute(path: str) -> str:
+    """Return a path that means the same in every working directory."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
 def ask(argv: Sequence[str]) -> str:
     """Return what a program prints, on either stream. Raises LaunchError when it cannot be run."""
     try:
@@ -52,8 +67,10 @@ def ask(argv: Sequence[str]) -> str:
     return done.stdout + done.stderr
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(argv: Sequence[str], environ: Mapping[str, str], stamped: bool = False) -> int:
     """Run a program to its end and return its exit code; 128 + n if signal n ended it, as shells say.
+
+    `stamped` puts the time in front of each line of its output.
 
     Signals sent to this process go on to the program. It gets a session of its own, so
     that Ctrl-C in a terminal reaches it once and not twice: a second one makes Open MPI
@@ -71,13 +88,37 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
-        child = subprocess.Popen(argv, env=dict(environ), start_new_session=True)
+        pipe = subprocess.PIPE if stamped else None
+        child = subprocess.Popen(argv, env=dict(environ), start_new_session=True, stdout=pipe, stderr=pipe)
         for number in received:
             child.send_signal(number)
+        copies = _stamp(child) if stamped else []
         code = child.wait()
+        for copy in copies:
+            copy.join()
     except OSError as error:
         raise LaunchError(f"{argv[0]} cannot be run: {error}") from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code
+
+
+def _stamp(child: subprocess.Popen[bytes]) -> list[threading.Thread]:
+    """Copy a program's output to this one's on threads, line by line, with the time in front."""
+    pairs = [(child.stdout, sys.stdout), (child.stderr, sys.stderr)]
+    copies = [
+        threading.Thread(target=_copy_lines, args=(source, target.buffer), daemon=True)
+        for source, target in pairs
+        if source is not None
+    ]
+    for copy in copies:
+        copy.start()
+    return copies
+
+
+def _copy_lines(source: IO[bytes], target: IO[bytes]) -> None:
+    with source, contextlib.suppress(BrokenPipeError):
+        for line in source:
+            target.write(time.strftime("%Y-%m-%d %H:%M:%S ").encode() + line)
+            target.flush()

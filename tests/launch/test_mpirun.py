@@ -8,6 +8,7 @@ import pytest
 
 from hvdlite.errors import LaunchError
 from hvdlite.launch import mpirun
+from hvdlite.launch.allocation import Allocation, Scheduler
 from hvdlite.launch.job import Job, parse_hosts
 from hvdlite.launch.mpirun import Flavour, render_command
 
@@ -36,8 +37,8 @@ def test_open_mpi_on_hosts_hands_settings_and_path_on():
 
 
 def test_open_mpi_in_an_allocation_keeps_to_its_slots():
-    job = Job(command=TRAIN, ranks=3)
-    assert "--oversubscribe" not in line(job, Flavour.OPEN_MPI, {"SLURM_JOB_ID": "7"})
+    job = Job(command=TRAIN, ranks=3, allocation=Allocation(Scheduler.SLURM))
+    assert "--oversubscribe" not in line(job, Flavour.OPEN_MPI, {})
 
 
 def test_hydra_on_this_machine():
@@ -54,7 +55,7 @@ def test_hydra_on_hosts():
     )
 
 
-@pytest.mark.parametrize("flavour", Flavour)
+@pytest.mark.parametrize("flavour", [Flavour.OPEN_MPI, Flavour.OPEN_MPI_4, Flavour.SPECTRUM, Flavour.HYDRA])
 def test_further_arguments_stand_before_the_command(flavour):
     job = Job(command=("x",), ranks=1, bind_to="core", mpi_args=("--mca", "btl", "self"))
     rendered = render_command(job, flavour, "mpirun", {})
@@ -67,10 +68,12 @@ def test_further_arguments_stand_before_the_command(flavour):
     ("version", "flavour"),
     [
         ("mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n", Flavour.OPEN_MPI),
-        ("mpirun (Open MPI) 4.1.4\n", Flavour.OPEN_MPI),
-        ("mpiexec (OpenRTE) 4.1.4\n", Flavour.OPEN_MPI),
+        ("mpirun (Open MPI) 4.1.4\n", Flavour.OPEN_MPI_4),
+        ("mpiexec (OpenRTE) 4.1.4\n", Flavour.OPEN_MPI_4),
+        ("mpirun (IBM Spectrum MPI) 10.3.1.03rtm0\n", Flavour.SPECTRUM),
+        ("PALS version 1.3.4\n", Flavour.PALS),
         ("HYDRA build details:\n    Version:                                 5.0.2\n", Flavour.HYDRA),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.11\n", Flavour.HYDRA),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.11\n", Flavour.INTEL),
     ],
 )
 def test_an_mpirun_is_known_by_its_version(version, flavour):
@@ -139,11 +142,11 @@ def test_waiting_ranks_yield_where_they_outnumber_the_cores():
 
 
 @pytest.mark.parametrize(
-    ("job", "environ"),
+    "job",
     [
-        (Job(command=("x",), ranks=10_000, hosts=parse_hosts("a:10000")), {}),
-        (Job(command=("x",), ranks=10_000), {"SLURM_JOB_ID": "7"}),
+        Job(command=("x",), ranks=10_000, hosts=parse_hosts("a:10000")),
+        Job(command=("x",), ranks=10_000, allocation=Allocation(Scheduler.SLURM)),
     ],
 )
-def test_nothing_is_guessed_from_this_machine_about_others(job, environ):
-    assert mpirun.added_environment(job, Flavour.OPEN_MPI, False, environ) == {}
+def test_nothing_is_guessed_from_this_machine_about_others(job):
+    assert mpirun.added_environment(job, Flavour.OPEN_MPI, False, {}) == {}
