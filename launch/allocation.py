@@ -45,6 +45,18 @@ def scheduler_of(environ: Mapping[str, str]) -> Scheduler | None:
     return next((scheduler for variable, scheduler in _JOBS.items() if variable in environ), None)
 
 
+def already_one_of(environ: Mapping[str, str]) -> tuple[int, str] | None:
+    """Return how many processes a launcher started of which this is one, and the variable that says so.
+
+    None where this process is alone, as in a batch script or the one shell of `srun --pty`.
+    """
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
+        text = environ.get(name, "")
+        if text.isdecimal() and int(text) > 1:
+            return int(text), name
+    return None
+
+
 def list_file(environ: Mapping[str, str]) -> str | None:
     """Return the path of the file in which this scheduler lists the hosts, if it is one that does."""
     name = {Scheduler.PBS: "PBS_NODEFILE", Scheduler.SGE: "PE_HOSTFILE"}.get(scheduler_of(environ) or Scheduler.SLURM)

@@ -12,7 +12,7 @@ from hvdlite._version import __version__
 from hvdlite.errors import LaunchError
 
 from . import config_file, forwarding, horovodrun, mpirun, process
-from .allocation import Allocation, allocation_of, list_file, spread
+from .allocation import Allocation, allocation_of, already_one_of, list_file, spread
 from .flavours import HYDRAS
 from .hosts import Faults, Host, parse_hostfile, parse_hosts
 from .job import Job
@@ -123,6 +123,11 @@ def _merge_file(options: argparse.Namespace) -> list[str]:
 
 
 def _allocation(environ: Mapping[str, str]) -> Allocation | None:
+    if found := already_one_of(environ):
+        raise LaunchError(
+            f"hvdrun itself was started {found[0]} times ({found[1]}={found[0]}), and each would start all ranks. "
+            "Start it once, without srun or mpirun in front"
+        )
     path = list_file(environ)
     return allocation_of(environ, process.read_file(path) if path else "")
 

@@ -13,7 +13,7 @@ _PREFIXES = (
     "HVDLITE_", "HOROVOD_", "PYTHON", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NCCL_", "UCX_", "FI_", "CUDA_", "TORCH",
     "PYTORCH_", "TF_", "XLA_", "JAX_", "KERAS_", "HF_", "TRANSFORMERS_", "WANDB_", "MLFLOW_", "VIRTUAL_ENV", "CONDA_",
 )  # fmt: skip
-_NAMES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR", "TZ", "LANG", "LC_ALL")
+_NAMES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "TZ", "LANG", "LC_ALL")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY", re.IGNORECASE)
 # Numbers of GPUs belong to one machine: those of this one may be wrong, or taken, on another.
 _GPUS = re.compile(r"(CUDA|NVIDIA|HIP|ROCR|GPU|ZE)_?(VISIBLE_DEVICES|DEVICE_ORDINAL|AFFINITY_MASK)$")

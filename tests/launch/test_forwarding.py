@@ -28,7 +28,15 @@ def test_others_are_no_secret(name):
 
 
 def test_what_belongs_to_this_machine_is_not_forwarded():
-    environ = {"HOME": "/h", "DISPLAY": ":0", "SSH_AUTH_SOCK": "/s", "PATH": "/bin", "NCCL_DEBUG": "INFO", "TF_X": "1"}
+    environ = {
+        "HOME": "/h",
+        "DISPLAY": ":0",
+        "TMPDIR": "/t",
+        "SSH_AUTH_SOCK": "/s",
+        "PATH": "/bin",
+        "NCCL_DEBUG": "INFO",
+        "TF_X": "1",
+    }
     assert forwarded(environ, ["NCCL_DEBUG=WARN"]) == ["PATH", "TF_X"]
 
 

@@ -57,6 +57,15 @@ def test_more_ranks_than_an_allocation_has_are_told(monkeypatch, capsys):
     assert "-np: 4 ranks on n1:1,n2:2 of this Slurm job, which take 3" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_hvdrun_behind_another_launcher_is_told(monkeypatch, capsys, name):
+    monkeypatch.setenv(name, "1")
+    assert cli.main(["-np", "2", "--print-command", "true"]) == 0  # alone, as in the shell of srun --pty
+    monkeypatch.setenv(name, "4")
+    assert cli.main(["-np", "2", "--print-command", "true"]) == cli.CANNOT_START
+    assert f"hvdrun itself was started 4 times ({name}=4)" in capsys.readouterr().err
+
+
 def test_options_of_ssh_and_devices_reach_the_launcher(printed):
     line = printed(
         "Open MPI 5.0", "-H", "a:1,b:1", "-p", "77", "-i", "/key", "--start-timeout", "9", "--network-interfaces",
