@@ -16,6 +16,7 @@ from .allocation import Allocation, allocation_of, already_one_of, list_file, sp
 from .flavours import HYDRAS
 from .hosts import Faults, Host, parse_hostfile, parse_hosts
 from .job import Job
+from .kubernetes_options import add_kubernetes_options, kubernetes_text
 from .starter import LAUNCHERS, Machine, find_starter
 
 CANNOT_START = 2  # exit code when no rank was started; argparse's own
@@ -43,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _launch(options: argparse.Namespace) -> int:
     environ = process.environment()
     notes = _merge_file(options) + horovodrun.notes(options)
+    manifest = kubernetes_text(options)
+    if manifest is not None:
+        return process.write_file(options.kubernetes_manifest, manifest)
     allocation = _allocation(environ)
     job = job_from(options, allocation)
     bin_dir = process.bin_dir()
@@ -190,6 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_output_options(parser)
     _add_network_options(parser)
     add("-v", "--version", action="version", version=__version__)
+    add_kubernetes_options(parser)
     horovodrun.add_options(parser)
     add("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     return parser

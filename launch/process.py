@@ -58,6 +58,19 @@ def absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
+def write_file(path: str, text: str) -> int:
+    """Write `text` to a file, or to the standard output for `-`. Returns 0, for an exit code."""
+    if path == "-":
+        sys.stdout.write(text)
+        return 0
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise LaunchError(f"cannot write {path}: {error}") from error
+    return 0
+
+
 def ask(argv: Sequence[str]) -> str:
     """Return what a program prints, on either stream. Raises LaunchError when it cannot be run."""
     try:
