@@ -28,17 +28,29 @@ examples:
   hvdrun python train.py                       # in a job of Slurm, LSF or PBS, with all its tasks
   hvdrun -np 2 --print-command python train.py
   hvdrun -np 2 --as-horovod python horovod_train.py
+  hvdrun doctor                       what is installed, what is missing, and a test of two ranks
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `hvdrun` and return its exit code: that of the job, or 2 when it could not be started."""
-    options = _parser().parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["doctor"]:
+        return _doctor(arguments[1:])
+    options = _parser().parse_args(arguments)
+    if options.check_build:
+        return _doctor(["--check-build"])
     try:
         return _launch(options)
     except LaunchError as error:
         print(f"hvdrun: {error}", file=sys.stderr)
         return CANNOT_START
+
+
+def _doctor(arguments: Sequence[str]) -> int:
+    from . import doctor  # late: what it needs would make every start slower
+
+    return doctor.main(arguments)
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -189,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--as-horovod", action="store_true", help="a program for Horovod, unchanged: import horovod gives hvdlite")
     add("--print-command", action="store_true", help="print the command and start nothing")
     add("--verbose", action="store_true", help="print the command before starting it, and what is not handed on")
+    add("-cb", "--check-build", action="store_true", help="print what is installed, and end")
     add("--launcher", choices=LAUNCHERS, default="auto", help="what starts the ranks (default: what is there)")
     add("--config-file", metavar="FILE", help="horovodrun's YAML file; options beat it")
     _add_output_options(parser)

@@ -24,8 +24,6 @@ INSTEAD = {
          "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
         _ELASTIC,
     ),
-    "-cb": "nothing takes its place",
-    "--check-build": "nothing takes its place",
 }  # fmt: skip
 
 # Accepted with one line that says why they change nothing: option, whether it takes a value, why.

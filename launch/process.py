@@ -9,15 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import IO
 
 from hvdlite.errors import LaunchError
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_GRACE = 5.0  # seconds that a program gets to end by itself
 
 
 def environment() -> dict[str, str]:
@@ -78,6 +81,81 @@ def ask(argv: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{argv[0]} cannot be run: {error}") from error
     return done.stdout + done.stderr
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended. `code` is None if its time was over, or if it could not be started: `err` says which."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+def probe(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Outcome:
+    """Run a program that may hang, with all that it starts, for at most so long. Raises nothing."""
+    try:
+        child = subprocess.Popen(
+            argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        return Outcome(None, "", f"{argv[0]} cannot be run: {error}")
+    try:
+        out, err = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        out, err = _end(child)
+        return Outcome(None, out, f"{err}\nstill running after {seconds:g} s".lstrip())
+    except BaseException:  # Ctrl-C
+        _end(child)
+        raise
+    return Outcome(child.returncode, out, err)
+
+
+def _end(child: subprocess.Popen[str]) -> tuple[str, str]:
+    """End a program and all that it started; gently first, as an mpirun ends its ranks itself. Return what it said."""
+    started = _descendants(child.pid)  # those that made sessions of their own, too, which no signal to a group reaches
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_GRACE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    for pid, since in started.items():
+        if (_parent_and_start(pid) or (0, ""))[1] == since:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    try:
+        return child.communicate(timeout=_GRACE)
+    except subprocess.TimeoutExpired:  # somebody who cannot be seen from here holds the pipes
+        return "", ""
+
+
+def _descendants(root: int) -> dict[int, str]:
+    """Return the processes that descend from `root`, and when each started: a number alone may be given anew."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    known = {pid: found for pid in pids if (found := _parent_and_start(pid))}
+    family = {root}
+    while more := {pid for pid, (parent, _) in known.items() if parent in family} - family:
+        family |= more
+    return {pid: known[pid][1] for pid in family - {root}}
+
+
+def _parent_and_start(pid: int) -> tuple[int, str] | None:
+    """Return a process' parent and when it started, in the kernel's ticks; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()  # the name before it may contain anything
+    except OSError:
+        return None
+    return int(fields[1]), fields[19]
+
+
+@contextlib.contextmanager
+def scratch_file(name: str) -> Iterator[str]:
+    """Give the path of a file that does not exist yet, in a directory of its own that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="hvdlite-") as directory:
+        yield os.path.join(directory, name)
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], stamped: bool = False) -> int:

@@ -94,7 +94,6 @@ def test_print_command_starts_nothing(python, tmp_path):
         (["-np", "2", "--launcher", "jsrun", "python", "a.py"], "--launcher jsrun: there is no jsrun on PATH"),
         (["-np", "9", "-H", "a:2,b:x", "--cache-capacity", "-1", "-x", "a b", "python"], "3 faults in this job:"),
         (["-np", "3", "-H", "a:2", "-x", "a b"], "3 faults in this job:"),
-        (["--check-build"], "--check-build is horovodrun's option"),
         (["--min-np", "2", "-np", "3", "python"], "--min-np is horovodrun's option"),
     ],
 )

@@ -25,7 +25,7 @@ NEUTRAL = {"observe", "tuning"}  # packages over several layers; their __init__ 
 
 # Not part of the tower: they see a narrow door of it.
 DOORS = {
-    "launch": {"errors", "config", "_version", "comm.mpi_env", "as_horovod"},  # the last two are pure
+    "launch": {"errors", "config", "_version", "affinity", "comm.mpi_env", "as_horovod"},  # the last three are pure
     "as_horovod": {"", "lowlevel", "config"},
     "torch": {"", "lowlevel"},
     # It measures what users call; the schedules are pure, and its model runs the very ones that hvdlite runs.
