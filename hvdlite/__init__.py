@@ -55,6 +55,7 @@ from hvdlite.errors import (
     MismatchError,
     NotInitializedError,
     NotMemberError,
+    RankFailedError,
     RemoteError,
     ShutdownError,
     StallError,
@@ -92,6 +93,7 @@ from hvdlite.queries import (
     rocm_built,
     size,
 )
+from hvdlite.running import run
 from hvdlite.shared import shared_zeros
 
 __all__ = [
@@ -158,11 +160,13 @@ __all__ = [
     "ProcessSet",
     "Product",
     "rank",
+    "RankFailedError",
     "reducescatter",
     "reducescatter_async",
     "RemoteError",
     "remove_process_set",
     "rocm_built",
+    "run",
     "shared_zeros",
     "shutdown",
     "ShutdownError",

@@ -319,6 +319,13 @@ def started_by_launcher(environ: Mapping[str, str] | None = None) -> bool:
     return any(name in environ for name in _RANK_VARIABLES)
 
 
+def launcher_rank(environ: Mapping[str, str] | None = None) -> int | None:
+    """Return which rank the launcher says that this process is, before MPI has started; None if it says nothing."""
+    if environ is None:
+        environ = os.environ
+    return next((int(environ[name]) for name in _RANK_VARIABLES if environ.get(name, "").isdecimal()), None)
+
+
 def environment() -> dict[str, str]:
     """Return a copy of the process' environment."""
     return dict(os.environ)

@@ -80,6 +80,19 @@ class LaunchError(HvdliteError, RuntimeError):
     """The job was not started the way its surroundings say it was meant to be."""
 
 
+class RankFailedError(LaunchError):
+    """A rank of `hvdlite.run()` failed. Its exception is the `__cause__`, if it could be brought here.
+
+    Attributes:
+        rank: which; the first one to fail. None if no rank could say anything.
+        remote_traceback: its traceback, as text; "" if it could not say anything.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, remote_traceback: str = "") -> None:
+        self.rank, self.remote_traceback = rank, remote_traceback
+        super().__init__(message + (f"\n\n{remote_traceback}" if remote_traceback else ""))
+
+
 class MismatchError(HorovodInternalError):
     """The ranks asked for different things under one tensor name.
 

@@ -126,7 +126,8 @@ def look(limit: float = LIMIT) -> Facts:
 
 def self_test(ranks: int, limit: float) -> dict[str, Any]:
     """Return the report of hvdlite.testing.self_test, started as hvdrun starts things, or `error`."""
-    with process.scratch_file("report.json") as report:
+    with process.scratch_directory() as directory:
+        report = f"{directory}/report.json"
         hvdrun = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)]
         command = [*hvdrun, sys.executable, "-m", "hvdlite.testing.self_test", report]
         outcome = process.probe(command, process.environment(), limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import shutil
@@ -12,15 +13,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import IO
+from typing import IO, Any, TextIO
 
 from hvdlite.errors import LaunchError
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE = 5.0  # seconds that a program gets to end by itself
+_LOOK = 0.1  # seconds between two looks at what a program has done
 
 
 def environment() -> dict[str, str]:
@@ -113,22 +115,28 @@ def probe(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Ou
 
 
 def _end(child: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a program and all that it started; gently first, as an mpirun ends its ranks itself. Return what it said."""
+    """End a program with all that it started, and return what it has said."""
+    _stop(child, _GRACE)
+    try:
+        return child.communicate(timeout=_GRACE)
+    except subprocess.TimeoutExpired:  # somebody who cannot be seen from here holds the pipes
+        return "", ""
+
+
+def _stop(child: subprocess.Popen[Any], grace: float) -> None:
+    """End a program and all that it started; gently first, as an mpirun ends its ranks itself."""
     started = _descendants(child.pid)  # those that made sessions of their own, too, which no signal to a group reaches
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_GRACE)
+        child.wait(grace)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     for pid, since in started.items():
         if (_parent_and_start(pid) or (0, ""))[1] == since:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    try:
-        return child.communicate(timeout=_GRACE)
-    except subprocess.TimeoutExpired:  # somebody who cannot be seen from here holds the pipes
-        return "", ""
+    child.wait()
 
 
 def _descendants(root: int) -> dict[int, str]:
@@ -151,11 +159,79 @@ def _parent_and_start(pid: int) -> tuple[int, str] | None:
     return int(fields[1]), fields[19]
 
 
+def stream(argv: Sequence[str], environ: Mapping[str, str], over: Callable[[], bool]) -> int | None:
+    """Run a program and pass on what it says to `sys.stdout` and `sys.stderr`, which in a notebook are not files.
+
+    Returns its exit code, or None if `over()` ended it, which is asked every tenth of a second. Whatever is raised
+    meanwhile, Ctrl-C above all, ends the program first. It works in any thread, and sets no signal handlers.
+    """
+    child = subprocess.Popen(
+        argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    pipes = ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
+    readers = [threading.Thread(target=_pass_on, args=pair, daemon=True) for pair in pipes]
+    for reader in readers:
+        reader.start()
+    ended = False
+    try:
+        while child.poll() is None and not ended:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_LOOK)
+            ended = child.poll() is None and over()
+    finally:
+        if child.poll() is None:
+            _stop(child, 2 * _GRACE)
+        for reader in readers:
+            reader.join(_GRACE)  # not longer: somebody who cannot be seen from here may hold the pipe
+    return None if ended else child.returncode
+
+
+def _pass_on(pipe: IO[bytes], target: TextIO) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    while True:
+        piece = os.read(pipe.fileno(), 65536)
+        target.write(decoder.decode(piece, final=not piece))
+        target.flush()
+        if not piece:
+            pipe.close()
+            return
+
+
 @contextlib.contextmanager
-def scratch_file(name: str) -> Iterator[str]:
-    """Give the path of a file that does not exist yet, in a directory of its own that is removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="hvdlite-") as directory:
-        yield os.path.join(directory, name)
+def scratch_directory(within: str | None = None) -> Iterator[str]:
+    """Give a directory that only this user can enter, and that is removed afterwards."""
+    try:
+        directory = tempfile.TemporaryDirectory(prefix="hvdlite-", dir=within, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise LaunchError(f"cannot make a directory in {within!r}: {error}") from error
+    with directory as path:
+        yield path
+
+
+def names_in(directory: str) -> list[str]:
+    return os.listdir(directory)
+
+
+def read_bytes(path: str) -> bytes | None:
+    """Return what is in a file, or None if there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LaunchError(f"cannot read {path}: {error}") from error
+
+
+def write_bytes(path: str, content: bytes) -> None:
+    """Write a file that others find complete or not at all."""
+    try:
+        with open(f"{path}.part", "wb") as file:
+            file.write(content)
+        os.replace(f"{path}.part", path)
+    except OSError as error:
+        raise LaunchError(f"cannot write {path}: {error}") from error
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], stamped: bool = False) -> int:

@@ -75,16 +75,11 @@ def test_an_environment_where_jobs_run_is_ready(mpi, tmp_path):
     assert test["bandwidth"] > 0
 
 
-@pytest.mark.mpi
-def test_check_build_imports_what_it_reports(openmpi, tmp_path):
+def test_check_build_reports_what_can_be_imported(openmpi):
     command = [str(openmpi.python), "-m", "hvdlite.launch", "-cb"]
-    for names, marks in (((), "[X] PyTorch"), (("torch",), "[ ] PyTorch")):
-        path = without(tmp_path / f"without{len(names)}", *names)
-        done = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=90
-        )
-        assert done.returncode == 0, done.stderr
-        assert marks in done.stdout and "[X] MPI" in done.stdout
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "[X] PyTorch" in done.stdout and "[X] MPI" in done.stdout
 
 
 def test_missing_things_are_problems_with_commands(bare, tmp_path):

@@ -17,7 +17,7 @@ LAYERS: list[list[str | tuple[str, ...]]] = [
     [(
         "",  # hvdlite/__init__.py
         "api", "arrays", "at_once", "basics", "exits", "lifecycle", "lowlevel", "objects", "process_set", "queries",
-        "runtime", "shared", "starting", "testing",
+        "running", "runtime", "shared", "starting", "testing",
     )],
 ]
 # fmt: on
@@ -31,6 +31,9 @@ DOORS = {
     # It measures what users call; the schedules are pure, and its model runs the very ones that hvdlite runs.
     "bench": {"", "lowlevel", "torch", "config", "collectives.schedules", "launch.cli"},
 }
+
+# The one way out of the tower: hvdlite.run() starts jobs. Imported when it is called.
+OUTWARD = {"running": {"launch.function"}}
 
 FRAMEWORKS = {"torch", "tensorflow", "keras", "tf_keras", "jax"}
 
@@ -93,6 +96,8 @@ def test_imports_point_down(sources):
             continue
         for node, name in imported_modules(source, modules):
             there = place(name)
+            if name in OUTWARD.get(short(source.module), ()):
+                continue
             if there is None or not (there[0] < here[0] or there[1] == here[1]):
                 wrong.append(f"{source.at(node)}: layer {here[0]} imports {name or 'hvdlite'}")
     assert not wrong, "\n".join(wrong)
