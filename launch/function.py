@@ -136,7 +136,7 @@ def results_of(call: Call, answers: Mapping[int, Answer], ranks: int | None, cod
         rank = min(failed, key=lambda one: failed[one].at)
         answer = failed[rank]
         raise RankFailedError(
-            f"{describe_call(call)} failed on rank {rank} of {size}: {answer.what}", rank, answer.trace
+            f"{describe_call(call)} failed on rank {rank} of {size}: {answer.what}", rank, _with_file(answer.trace)
         ) from _exception(answer)
     missing = [rank for rank in range(size) if rank not in answers]
     if missing or code != 0:
@@ -190,6 +190,12 @@ def _refuse_within_a_rank() -> None:
             f"hvdlite.run() starts ranks, and this process is a rank itself ({size[1]}={size[0]}). "
             "Start the program without mpirun or hvdrun, or call the function itself."
         )
+
+
+def _with_file(trace: str) -> str:
+    """Return a traceback with the script's name: cloudpickle leaves it out of the functions of `__main__`."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    return trace.replace('File "<dynamic-code>"', f'File "{script}"') if script else trace
 
 
 def _exception(answer: Answer) -> BaseException | None:

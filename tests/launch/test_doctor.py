@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -76,10 +77,16 @@ def test_an_environment_where_jobs_run_is_ready(mpi, tmp_path):
 
 
 def test_check_build_reports_what_can_be_imported(openmpi):
-    command = [str(openmpi.python), "-m", "hvdlite.launch", "-cb"]
+    command = [str(openmpi.python), "-m", "hvdlite.launch", "--check-build"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     assert "[X] PyTorch" in done.stdout and "[X] MPI" in done.stdout
+
+
+def test_the_page_has_the_commands_that_these_tests_run():
+    page = (Path(__file__).parents[2] / "docs/launching.md").read_text()
+    commands = re.findall(r"^\$ hvdrun (doctor.*?|--check-build.*?)(?:  .*)?$", page, re.MULTILINE)
+    assert commands == ["doctor", "doctor --json", "--check-build"]
 
 
 def test_missing_things_are_problems_with_commands(bare, tmp_path):
