@@ -94,7 +94,7 @@ def test_who_only_looks_for_a_module_gets_none(tmp_path):
 
 def test_horovods_run_names_hvdrun(tmp_path):
     ended = python("-m", MODULE, "-c", "import horovod; horovod.run(print, np=2)", cwd=tmp_path)
-    assert "horovod.run() is not in this version of hvdlite; start programs with hvdrun" in ended.stderr
+    assert "horovod.run() is not here; use hvdlite.run(), or start programs with hvdrun" in ended.stderr
 
 
 def test_beside_horovod_itself_it_refuses(tmp_path):

@@ -82,7 +82,7 @@ def _refuse_beside_horovod() -> None:
 
 def __getattr__(name: str) -> Any:
     if name == "run":
-        raise AttributeError("horovod.run() is not in this version of hvdlite; start programs with hvdrun.")
+        raise AttributeError("horovod.run() is not here; use hvdlite.run(), or start programs with hvdrun.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
