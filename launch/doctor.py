@@ -42,12 +42,36 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--check-build", action="store_true", help="print only what is installed, as horovodrun --check-build does")
     add("--json", action="store_true", help="print the report as JSON")
-    add("-np", "--num-proc", dest="ranks", type=int, default=2, metavar="N", help="ranks of the self-test (default: 2)")
+    add(
+        "-np",
+        "--num-proc",
+        dest="ranks",
+        type=_count,
+        default=2,
+        metavar="N",
+        help="ranks of the self-test (default: 2)",
+    )
     add(
         "--time-limit",
-        type=float,
+        type=_seconds,
         default=_TEST_LIMIT,
         metavar="S",
         help="seconds for each step (default: %(default)g)",
     )
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks (a whole number, 1 or more)")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds

