@@ -195,7 +195,7 @@ def test_what_cannot_be_sent_is_told_before_anything_starts():
 
 
 def test_what_hvdrun_refuses_is_told_in_its_words(tmp_path):
-    words = r"no rank of len\(\) was started: 2 ranks on nowhere:1, which take 1\. Ask for fewer"
+    words = r"no rank of len\(\) was started: -np: 2 ranks on nowhere:1, which take 1\. Ask for fewer"
     with pytest.raises(LaunchError, match=words):
         hvd.run(len, np=2, hosts="nowhere:1", directory=str(tmp_path))
 
