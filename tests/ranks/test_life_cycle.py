@@ -15,9 +15,9 @@ from hvdlite.testing.ranks import run_ranks
 
 # Exceptions, constants and values have nothing to wait for; the functions may be asked before init().
 NEEDS_NOTHING = {
-    "init", "shutdown", "is_initialized", "poll", "synchronize", "ProcessSet", "global_process_set", "__version__",
-    "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built", "nccl_built", "ddl_built", "ccl_built", "cuda_built",
-    "rocm_built", "Average", "Sum", "Adasum", "Min", "Max", "Product",
+    "init", "shutdown", "run", "is_initialized", "poll", "synchronize", "ProcessSet", "global_process_set",
+    "__version__", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built", "nccl_built", "ddl_built", "ccl_built",
+    "cuda_built", "rocm_built", "Average", "Sum", "Adasum", "Min", "Max", "Product",
 }  # fmt: skip
 FROM_ROOT = (np.ones(1), 0)
 ARGUMENTS = {
