@@ -58,6 +58,7 @@ def _launch(options: argparse.Namespace) -> int:
     notes = _merge_file(options) + horovodrun.notes(options)
     manifest = kubernetes_text(options)
     if manifest is not None:
+        _tell(notes)
         return process.write_file(options.kubernetes_manifest, manifest)
     allocation = _allocation(environ)
     job = job_from(options, allocation)
@@ -86,12 +87,16 @@ def _launch(options: argparse.Namespace) -> int:
         if kept_back:
             notes.append(f"not handed to other hosts, unless named with -x: {', '.join(kept_back)}")
         notes.append(f"{starter.flavour.value}: {shlex.join(command)}")
-    for note in notes:
-        print(f"hvdrun: {note}", file=sys.stderr)
+    _tell(notes)
     code = process.run(command, {**environ, **added}, stamped=options.stamped)
     if code and job.output:
         print(f"hvdrun: exit code {code}; what the ranks wrote is in {job.output}", file=sys.stderr)
     return code
+
+
+def _tell(notes: list[str]) -> None:
+    for note in notes:
+        print(f"hvdrun: {note}", file=sys.stderr)
 
 
 def job_from(options: argparse.Namespace, allocation: Allocation | None = None) -> Job:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from hvdlite.errors import LaunchError
+from .hosts import Faults
 
 HOSTFILE = "/etc/mpi/hostfile"  # where the operator mounts it in the launcher
 SSH_PORT = 2222  # below 1024 takes a capability that a user other than root does not have
@@ -76,22 +76,15 @@ class KubernetesJob:
     home: str = "/home/mpiuser"
 
     def check(self) -> None:
-        """Raise LaunchError with all faults, each with its option and its value."""
-        refuse(
-            [
-                *_faults_of_names(self),
-                *_faults_of_volumes(self),
-                *_faults_of_numbers(self),
-                *_faults_of_resources(self),
-            ]
-        )
-
-
-def refuse(faults: list[str]) -> None:
-    """Raise LaunchError with all `faults`, if there are any."""
-    if faults:
-        head = "this Kubernetes job cannot be written:" if len(faults) == 1 else f"this job has {len(faults)} faults:"
-        raise LaunchError("\n  ".join([head, *faults]))
+        """Raise Faults, each with its option and its value."""
+        faults = [
+            *_faults_of_names(self),
+            *_faults_of_volumes(self),
+            *_faults_of_numbers(self),
+            *_faults_of_resources(self),
+        ]
+        if faults:
+            raise Faults(faults)
 
 
 def _faults_of_names(job: KubernetesJob) -> list[str]:
@@ -184,7 +177,7 @@ def _workers(job: KubernetesJob) -> int:
 
 
 def render_manifest(job: KubernetesJob) -> dict[str, Any]:
-    """Return the MPIJob for `job`. Raises LaunchError with all faults of it."""
+    """Return the MPIJob for `job`. Raises Faults."""
     job.check()
     metadata = {"name": job.name} | ({"namespace": job.namespace} if job.namespace else {})
     roles = {"Launcher": _role(1, _launcher(job))}

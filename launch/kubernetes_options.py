@@ -10,7 +10,8 @@ from typing import Any
 from hvdlite.errors import LaunchError
 
 from . import forwarding, horovodrun
-from .kubernetes import KubernetesJob, Volume, refuse, render_manifest
+from .hosts import Faults
+from .kubernetes import KubernetesJob, Volume, render_manifest
 
 _TEXTS = {  # option: (attribute of KubernetesJob, placeholder, help)
     "--image": ("image", "IMAGE", "container image with hvdlite and the program in it"),
@@ -85,6 +86,8 @@ def _job(options: argparse.Namespace, path: str) -> KubernetesJob:
     fields["volumes"] = tuple(map(_volume, options.kubernetes_volumes or ()))
     if options.hosts or options.hostfile:
         faults.append("-H, --hostfile: the operator chooses the hosts. Say -np and --slots-per-worker instead")
+    if options.ssh_port or options.ssh_identity_file:
+        faults.append("--ssh-port, --ssh-identity-file: the operator gives the keys, and the image's sshd has its port")
     if options.ranks is None:
         faults.append("-np: missing. How many ranks?")
     job = KubernetesJob(
@@ -96,9 +99,10 @@ def _job(options: argparse.Namespace, path: str) -> KubernetesJob:
     )
     try:
         job.check()
-    except LaunchError as error:
-        faults += str(error).split("\n  ")[1:]
-    refuse(faults)
+    except Faults as error:
+        faults += error.faults
+    if faults:
+        raise Faults(faults)
     return job
 
 
@@ -109,7 +113,21 @@ def _handed_on(options: argparse.Namespace) -> tuple[str, ...]:
         args += ["--bind-to", options.bind_to]
     if options.mpi_args:
         args += [f"--mpi-args={shlex.join(shlex.split(options.mpi_args))}"]  # with =, for it begins with a dash
-    return (*args, *(["--as-horovod"] if options.as_horovod else []), *(["--verbose"] if options.verbose else []))
+    if options.binding_args:
+        args += [f"--binding-args={options.binding_args}"]
+    if options.launcher != "auto":
+        args += ["--launcher", options.launcher]
+    if options.output_filename:
+        args += ["--output-filename", options.output_filename]
+    if options.interfaces:
+        args += ["--network-interfaces", ",".join(options.interfaces)]
+    if options.start_timeout:
+        args += ["--start-timeout", str(options.start_timeout)]
+    switches = {
+        "--as-horovod": options.as_horovod, "--label": options.label, "--tcp": options.tcp,
+        "--prefix-output-with-timestamp": options.stamped, "--verbose": options.verbose,
+    }  # fmt: skip
+    return (*args, *(option for option, given in switches.items() if given))
 
 
 def _device(text: str) -> tuple[str, str]:

@@ -110,7 +110,7 @@ def test_all_faults_are_told_at_once_each_with_its_field(capsys):
         *("--mpi-implementation 'LAM'", "--clean-pod-policy 'some'", "--cpus-per-worker '3x'", "--shm-size 2Gi"),
         "--rdma 'hca'",
     ]
-    assert f"this job has {len(fields)} faults" in told
+    assert f"{len(fields)} faults in this job:" in told
     assert [line for line in told.splitlines() if line.startswith("  ")] == [
         *(line for field in fields for line in told.splitlines() if line.startswith(f"  {field}"))
     ]
@@ -124,11 +124,23 @@ def test_all_faults_are_told_at_once_each_with_its_field(capsys):
         (["-np", "2", "--image", "a b"], "--image 'a b': not the name of an image"),
         (["-np", "2", "--volume", "data:/x", "--volume", "out:/x/"], "'/x' is mounted more than once"),
         (["-np", "2", "--shm-size", "0"], "--shm-size '0': not a quantity above 0"),
+        (["-np", "2", "--ssh-port", "22"], "--ssh-port, --ssh-identity-file: the operator gives the keys"),
         (["-np", "2", "--rdma", "rdma/hca=0"], "--rdma rdma/hca=0: expected a whole number"),
     ],
 )
 def test_a_fault_is_told(capsys, arguments, told):
     assert told in faults(capsys, "--image", "i", *arguments, "python", "train.py")
+
+
+def test_what_hvdrun_is_told_reaches_the_hvdrun_in_the_pod(tmp_path, capsys):
+    options = ["--launcher", "mpirun", "--output-filename", "/logs", "--network-interfaces", "eth0,eth1", "--label"]
+    options += ["--binding-args=--map-by core", "--start-timeout", "9", "--tcp", "--prefix-output-with-timestamp"]
+    given = ["-np", "2", *options, "--verbose"]
+    text = written(tmp_path / "job.json", [*given, "--image", "i", "--cycle-time-ms", "1"], ["true"])
+    assert "--cycle-time-ms has no effect" in capsys.readouterr().err
+    (container,) = json.loads(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+    in_pod = cli._parser().parse_args([*container["command"][1:], *container["args"]])
+    assert in_pod == cli._parser().parse_args([*given, "--hostfile", "/etc/mpi/hostfile", "true"])
 
 
 def test_nothing_is_written_when_there_is_a_fault(tmp_path):
