@@ -7,6 +7,8 @@ integers are scaled in double and truncated towards zero, integer sums wrap.
 
 from __future__ import annotations
 
+import contextvars
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +48,23 @@ class Finish:
 
 
 NO_FINISH = Finish()
+
+
+def quiet_caller() -> Callable[..., Any]:
+    """Return a function that calls `fn(*arguments)` where overflow to infinity is a result and not a warning.
+
+    One thread at a time may be in it, and none twice. It is for calls of a few microseconds: `np.errstate` takes 2.
+    """
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # whose setting belongs to the thread, not to the context
+
+        def call(fn: Callable[..., Any], *arguments: Any) -> Any:
+            with np.errstate(all="ignore"):
+                return fn(*arguments)
+
+        return call
+    context = contextvars.Context()
+    context.run(functools.partial(np.seterr, all="ignore"))
+    return context.run
 
 
 class Kernels:

@@ -70,6 +70,7 @@ class FlagSegment:
         self._bells, self._drive = bells, drive
         # Starting behind the own rank spreads the ranks over different flags.
         self._others = [(rank + k) % size for k in range(1, size)]
+        self._places = range(0, size * _STRIDE, _STRIDE)  # of each rank's flags
         self._base = rank * _STRIDE
         self._spinner = Spinner(spin, crowded)
         self._fence = Fence()
@@ -100,6 +101,15 @@ class FlagSegment:
         if self._weak:
             self._fence()  # what was written before the flag is read after it
         return value
+
+    def all_show(self, slot: int, value: int) -> bool:
+        flags = self._flags
+        for place in self._places:
+            if flags[place + slot] != value:
+                return False
+        if self._weak:
+            self._fence()
+        return True
 
     def glimpse(self, rank: int, slot: int, value: int) -> bool:
         at = rank * _STRIDE + slot

@@ -37,6 +37,9 @@ class SharedSegment(Protocol):
     def peek(self, rank: int, slot: int) -> int:
         """Return the flag `slot` of `rank` as it is now. What that rank wrote before is then visible."""
 
+    def all_show(self, slot: int, value: int) -> bool:
+        """Return whether the flag `slot` of every rank is `value` now. What they wrote before is then visible."""
+
     def glimpse(self, rank: int, slot: int, value: int) -> bool:
         """Return whether the flag `slot` of `rank` is at least `value`, after a short spin where that helps."""
 

@@ -24,7 +24,7 @@ from hvdlite.dtypes import SUPPORTED, ReduceOp
 from hvdlite.engine.inbox import Inbox, Submission
 from hvdlite.engine.ways import How, Ways, finish_of, wire_op
 from hvdlite.fusion.plan import FusionPlan, plan_fusion
-from hvdlite.kernels import Kernels
+from hvdlite.kernels import Kernels, quiet_caller
 from hvdlite.messages import Kind, Knobs, Response
 from hvdlite.observe.instrument import Instrument, Operation
 from hvdlite.observe.log import get_logger
@@ -51,6 +51,7 @@ class Cycle:
         instrument: Instrument,
     ) -> None:
         self._comm, self._config, self._kernels, self._inbox = comm, config, kernels, inbox
+        self._quietly = quiet_caller()
         self._instrument = instrument
         self._last: Response | None = None
         self._started = 0.0  # of what runs
@@ -150,8 +151,7 @@ class Cycle:
         elif shown is None:
             backend.allreduce([source], [target], op, prescale, how.finish)
         else:
-            with np.errstate(all="ignore"):
-                self._kernels.fold(op, shown, target, prescale, how.finish)
+            self._quietly(self._kernels.fold, op, shown, target, prescale, how.finish)
         self._last = response
         self._instrument.operation(Operation(Kind.ALLREDUCE, responses, how.nbytes, reason, self._started))
         self._running = False

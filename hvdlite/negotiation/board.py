@@ -124,10 +124,9 @@ class SharedBoard:
         self._segment.put(_CELL_SLOT + cell, era * _ERA + position + 1)
 
     def shown(self, era: int, position: int, dtype: np.dtype[Any], n: int) -> list[Array] | None:
-        cell, stamp, peek = self._pair | position & 1, era * _ERA + position + 1, self._segment.peek
-        for rank in range(self._comm.size):
-            if peek(rank, _CELL_SLOT + cell) != stamp:
-                return None
+        cell = self._pair | position & 1
+        if not self._segment.all_show(_CELL_SLOT + cell, era * _ERA + position + 1):
+            return None
         return self._view(dtype, n)[cell]
 
     def _view(self, dtype: np.dtype[Any], n: int) -> list[list[Array]]:

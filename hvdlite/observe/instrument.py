@@ -113,4 +113,4 @@ class LastReasons(Instrument):
         self.by_kind: dict[str, str] = {}
 
     def operation(self, operation: Operation) -> None:
-        self.by_kind[operation.kind.value] = operation.reason
+        self.by_kind[operation.kind._value_] = operation.reason
