@@ -24,6 +24,10 @@ from hvdlite.negotiation.negotiator import Negotiator
 Array = NDArray[Any]
 
 
+# What lies in shared memory anyway is better reduced there from 256 KiB on: 512 KiB in 80 instead of 110 us.
+_COST_OF_HOME = 2
+
+
 class ShortWay:
     """Of one engine. For whoever drives it."""
 
@@ -37,7 +41,8 @@ class ShortWay:
             source: flat.
         """
         how = self._cycle.ways.how_one(request[2], request[3], request[4], *request[6:8])
-        shown = source if how.cost <= follower.most_shown else None
+        cost = how.cost * (_COST_OF_HOME if request.home else 1)
+        shown = source if cost <= follower.most_shown else None
         return how if self._inbox.submit_alone(request, follower, shown) else None
 
     def run(

@@ -109,7 +109,7 @@ def test_dtypes_and_lengths(on_ranks, seen, dtype, n):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_what_is_too_large_to_be_shown_is_reduced_as_elsewhere(on_ranks, seen, size):
-    most = 256 * 1024 // (size - 1) // 8
+    most = 512 * 1024 // (size - 1) // 8
 
     def body(rank):
         for n in (most, most + 1):
