@@ -48,6 +48,7 @@ JOBS: list[tuple[str, list[str], list[str]]] = [
     ("ranks-4", [*BENCH, "allreduce", "-np", "4", *SIZES], ["--seconds", "0.01"]),
     ("roofline", [*HVDRUN, "-np", "2", *script("roofline.py")], ["--quick"]),
     ("breakdown", [*HVDRUN, "-np", "2", *script("breakdown.py")], ["--repetitions", "100"]),
+    ("submit", [*HVDRUN, "-np", "2", *script("submit.py")], ["--repetitions", "20"]),
     ("picture", [*HVDRUN, "-np", "2", *script("picture.py"), str(RESULTS / "timeline.svg")], []),
     ("record", [*BENCH, "train", "--network", "mlp1024,2048,2048,1792,10",
                 "--record", str(RESULTS / "step.json")], []),
@@ -111,6 +112,7 @@ def sections(day: str) -> list[tuple[Path, str, list[str], Callable[[], str]]]:
         ),
         (PERFORMANCE, "roofline", ["roofline"], with_machine("roofline", tables.roofline)),
         (PERFORMANCE, "breakdown", ["breakdown"], lambda: tables.breakdown(read("breakdown"))),
+        (PERFORMANCE, "submit", ["submit"], lambda: tables.submit(read("submit"))),
         (PERFORMANCE, "scale", [*scaled.values()], lambda: tables.scale({k: read(job) for k, job in scaled.items()})),
     ]
 

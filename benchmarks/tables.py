@@ -106,6 +106,12 @@ def breakdown(found: Found) -> str:
     return markdown([f"{found['bytes']} bytes: part", f"µs of {1e6 * median:.0f}", "share"], rows)
 
 
+def submit(found: Found) -> str:
+    """Return what a gradient costs the thread that trains."""
+    rows = [[what, f"{1e6 * seconds:.1f}"] for what, seconds in found["seconds"].items()]
+    return markdown([f"For each of {found['gradients']} gradients", "µs"], rows)
+
+
 def scale(jobs: Mapping[str, Found]) -> str:
     """Return efficiency by ranks, for each job and speed of the links."""
     head, by_ranks = ["Ranks"], dict[int, list[str]]()

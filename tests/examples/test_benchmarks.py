@@ -55,6 +55,16 @@ def test_roofline_and_breakdown_find_the_parts_of_an_allreduce(openmpi, tmp_path
     assert {"engine", "negotiation"} <= {name for name, _ in found["part"]}
 
 
+def test_the_cost_of_a_gradient_is_measured_in_each_way(openmpi, tmp_path):
+    figures = tmp_path / "figures.json"
+    options = ("--parameters", 20, "--repetitions", 5, "--json", figures)
+    openmpi.run(2, ROOT / "benchmarks" / "submit.py", *options).check()
+    found = json.loads(figures.read_text())
+    assert found["gradients"] == 20
+    assert len(found["seconds"]) == 3
+    assert found["seconds"]["allreduce_async_"] > 0
+
+
 def test_the_benchmark_of_tuning_compares_the_default_with_what_was_found(openmpi, tmp_path):
     figures = tmp_path / "figures.json"
     ended = openmpi.run(2, ROOT / "benchmarks" / "autotune.py", "--quick", "--json", figures, timeout=110).check()
