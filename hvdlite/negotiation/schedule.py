@@ -83,7 +83,8 @@ class Learner:
         self._windows = windows
         self._known: dict[frozenset[Hashable], _Known] = {}
         self._waited: set[Hashable] = set()  # after these some rank waited before it went on
-        self._last: frozenset[Hashable] | None = None
+        self._last: frozenset[Hashable] | None = None  # what the window before had
+        self._before: dict[Hashable, Step] = {}  # and that window
         self._lengths: set[int] = set()
         self._repeats = 0
         self.disturb(0.0)
@@ -93,8 +94,8 @@ class Learner:
         window = self._window
         key: Hashable = step.slot
         if step.number >= 0:
-            n = self._occurrences[step.slot] = self._occurrences.get(step.slot, 0) + 1
-            key = (step.slot, n)
+            self._occurrences[step.slot] += 1
+            key = (step.slot, self._occurrences[step.slot])
             self._note_nameless(step)
         else:
             self._recent.clear()
@@ -118,17 +119,19 @@ class Learner:
         """Return the step that has ended with the last operation noted, if it has come often enough."""
         steps, repeats = self._repeated()
         if steps:
-            keys: list[Hashable] = []
-            seen: Counter[Hashable] = Counter()
-            for step in steps:
-                seen[step.slot] += 1
-                keys.append((step.slot, seen[step.slot]))
-            return self._learn(steps, keys, repeats, now)
+            return self._learn(steps, _keys_of(steps), repeats, now)
         window = self._window
-        if not self._has_names or len(window) not in self._lengths:
+        if not self._has_names:
             return None
-        repeats = self._repeats if self._last == window.keys() else 0
-        return self._learn(list(window.values()), list(window), repeats, now)
+        if len(window) in self._lengths:
+            repeats = self._repeats if self._last == window.keys() else 0
+            return self._learn(list(window.values()), list(window), repeats, now)
+        if self._repeats > self._windows and window.keys() < self._before.keys():
+            # Windows have begun amid what completes together, so that none is whole when this is asked. A step that
+            # ends here is as good: what the one before had after this, and this.
+            steps = [step for key, step in self._before.items() if key not in window] + list(window.values())
+            return self._learn(steps, _keys_of(steps), self._repeats - 1, now)
+        return None
 
     def ended(self, learned: Learned, cycles: int, awaited: Hashable, now: float, blameless: bool = False) -> None:
         """Take in that the schedule of `learned` ended after `cycles` full steps.
@@ -182,15 +185,15 @@ class Learner:
     def _close(self, now: float) -> None:
         keys = frozenset(self._window)
         self._repeats = self._repeats + 1 if keys == self._last else 1
-        last = keys
-        repeats = self._repeats
+        before, repeats = self._window, self._repeats
         self._forget_window(now)
-        self._last, self._repeats = last, repeats
-        self._lengths.add(len(last))
+        self._before, self._last, self._repeats = before, keys, repeats
+        self._lengths.add(len(keys))
 
     def _forget_window(self, now: float) -> None:
         self._window: dict[Hashable, Step] = {}
-        self._occurrences: dict[Hashable, int] = {}
+        self._before = {}
+        self._occurrences: Counter[Hashable] = Counter()  # of operations without names
         self._has_names = False
         self._opened = now
         self._last = None
@@ -198,6 +201,16 @@ class Learner:
         self._lengths = {len(keys) for keys in self._known}
         if len(self._waited) > _LONGEST_STEP:
             self._waited.clear()
+
+
+def _keys_of(steps: Sequence[Step]) -> list[Hashable]:
+    """Return what identifies each operation within a step: those without names by how many like them came before."""
+    seen: Counter[Hashable] = Counter()
+    keys: list[Hashable] = []
+    for step in steps:
+        seen[step.slot] += step.number >= 0
+        keys.append((step.slot, seen[step.slot]) if step.number >= 0 else step.slot)
+    return keys
 
 
 def cut(

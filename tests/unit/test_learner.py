@@ -48,6 +48,31 @@ def test_a_step_is_learned_only_at_its_end():
     assert feed(learner, [named(2)]) is not None
 
 
+def feed_together(learner, steps):
+    """Note what has completed in one go, and return what is learned with it."""
+    for step in steps:
+        learner.note(step, False, 0.0)
+    return learner.learned(0.0)
+
+
+def test_a_step_is_learned_at_its_end_also_if_windows_began_amid_it():
+    learner = Learner()
+    feed_together(learner, [named(3)])
+    for _ in range(3):
+        assert feed_together(learner, [named(i) for i in (1, 2, 3)]) is None
+    assert slots(feed_together(learner, [named(i) for i in (1, 2, 3)])) == [[1, 2, 3]]
+
+
+def test_what_has_no_name_keeps_its_place_in_such_a_step():
+    learner = Learner()
+    feed_together(learner, [named(2)])
+    for n in range(3):
+        assert feed_together(learner, [nameless(2 * n + 1), nameless(2 * n + 2), named(1), named(2)]) is None
+    learned = feed_together(learner, [nameless(7), nameless(8), named(1), named(2)])
+    assert [step.number for batch in learned.batches for step in batch] == [7, 8, -1, -1]
+    assert [key if isinstance(key, int) else key[1] for key in learned.keys] == [1, 2, 1, 2]
+
+
 def test_windows_that_differ_are_no_step():
     learner = Learner()
     for i in range(20):
