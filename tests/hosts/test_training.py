@@ -1,0 +1,63 @@
+"""hvdrun over several hosts, by real ssh: training, who sits where, and that options for the way there arrive."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.mpi
+
+# One line per rank: mpirun passes lines on whole, but not the parts of one.
+WHERE = """
+import os, socket, sys
+import hvdlite as hvd
+hvd.init()
+words = socket.gethostname(), hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+sys.stdout.write(" ".join(map(str, words)) + f" {os.environ.get('A')} {os.environ.get('WANDB_API_KEY')};\\n")
+"""
+
+
+def seats(said: str) -> list[str]:
+    """Return what ranks have said of themselves; MPICH may put one's line end behind another's line."""
+    return sorted(filter(None, (one.strip() for one in said.split(";"))), key=lambda one: one.split()[1])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "places", "library"),
+    [(2, "h1:2,h2:2", "openmpi"), (4, "h1:1,h2:1,h3:1,h4:1", "openmpi"), (2, "h1:2,h2:2", "mpich")],
+    indirect=["cluster"],
+    ids=["openmpi-2x2", "openmpi-4x1", "mpich-2x2"],
+)
+def test_the_digits_are_learned_across_hosts(cluster, request, places, library):
+    mpi = request.getfixturevalue(library)
+    # The environment with MPICH has no torch: there this one's python loads that one's MPI.
+    env = {"MPI4PY_LIBMPI": str(mpi.python.parents[1] / "lib" / "libmpi.so.12")} if library == "mpich" else {}
+    example = [sys.executable, str(ROOT / "examples" / "pytorch_digits.py"), "--epochs", "1", "--min-accuracy", "50"]
+    done = cluster.hvdrun(mpi, "-H", places, *example, env=env, timeout=90)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"accuracy \d+\.\d %, .* over 4 ranks", done.stdout)
+
+
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+def test_ranks_know_their_places_and_get_what_is_named(cluster, mpi):
+    # The launcher's own host has no rank, and one host has fewer than another.
+    env = {"WANDB_API_KEY": "secret", "A": "not handed on"}
+    done = cluster.hvdrun(mpi, "-H", "h2:2,h3", "-x", "A=1,2", "python", "-c", WHERE, env=env)
+    assert done.returncode == 0, done.stderr
+    assert seats(done.stdout) == ["h2 0 0 2 0 2 1,2 None", "h2 1 1 2 0 1 1,2 None", "h3 2 0 1 1 2 1,2 None"]
+
+
+def test_port_and_key_reach_the_ssh_of_mpirun(cluster, mpi, tmp_path):
+    key = tmp_path / "key"
+    shutil.copy(cluster.ssh / "user", key)
+    (cluster.ssh / "user").unlink()
+    cluster.stop_sshd("h2")
+    cluster.sshd("h2", "-p", "2222")
+    done = cluster.hvdrun(mpi, "-H", "h1:1,h2:1", "-p", "2222", "-i", str(key), "python", "-c", WHERE)
+    assert done.returncode == 0, done.stderr
+    assert seats(done.stdout) == ["h1 0 0 1 0 2 None None", "h2 1 0 1 1 2 None None"]
