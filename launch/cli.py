@@ -17,7 +17,7 @@ from .flavours import HYDRAS
 from .hosts import Faults, Host, parse_hostfile, parse_hosts
 from .job import Job
 from .kubernetes_options import add_kubernetes_options, kubernetes_text
-from .starter import LAUNCHERS, Machine, find_starter
+from .starter import LAUNCHERS, Machine, Starter, find_starter
 
 CANNOT_START = 2  # exit code when no rank was started; argparse's own
 
@@ -88,10 +88,18 @@ def _launch(options: argparse.Namespace) -> int:
             notes.append(f"not handed to other hosts, unless named with -x: {', '.join(kept_back)}")
         notes.append(f"{starter.flavour.value}: {shlex.join(command)}")
     _tell(notes)
+    if others and not job.allocation and not options.unchecked:
+        _check_hosts(job, starter, {**environ, **added}, options.start_timeout)
     code = process.run(command, {**environ, **added}, stamped=options.stamped)
     if code and job.output:
         print(f"hvdrun: exit code {code}; what the ranks wrote is in {job.output}", file=sys.stderr)
     return code
+
+
+def _check_hosts(job: Job, starter: Starter, environ: Mapping[str, str], seconds: int | None) -> None:
+    from . import visit  # late: jobs on one machine need nothing of it
+
+    visit.check_hosts(job, starter, environ, seconds)
 
 
 def _tell(notes: list[str]) -> None:
@@ -233,6 +241,7 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
     add("-p", "--ssh-port", type=_whole("port"), metavar="N", help="port of ssh on the other hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="key for ssh")
     add("--start-timeout", type=_whole("number of seconds"), metavar="S", help="how long to wait for a host's ssh")
+    add("--no-host-check", dest="unchecked", action="store_true", help="do not ask the other hosts first")
     hidden = argparse.SUPPRESS
     add("--binding-args", default="", metavar="TEXT", help=hidden)
     add("--mpi", dest="launcher", action="store_const", const="mpirun", help=hidden)

@@ -35,9 +35,13 @@ def is_root() -> bool:
     return os.geteuid() == 0
 
 
+def host_name() -> str:
+    return socket.gethostname()
+
+
 def is_this_machine(host: str) -> bool:
     """Return whether a name is one that this machine has for itself. Nothing is asked on the network."""
-    own = socket.gethostname()
+    own = host_name()
     return host in ("localhost", "127.0.0.1", own, own.partition(".")[0])
 
 
@@ -95,17 +99,17 @@ class Outcome:
     err: str
 
 
-def probe(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Outcome:
-    """Run a program that may hang, with all that it starts, for at most so long. Raises nothing."""
+def probe(argv: Sequence[str], environ: Mapping[str, str], seconds: float, text: str = "") -> Outcome:
+    """Run a program that may hang, with all that it starts, for at most so long. It reads `text`. Raises nothing."""
     try:
         child = subprocess.Popen(
-            argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, errors="replace", start_new_session=True,
+            argv, env=dict(environ), stdin=subprocess.PIPE if text else subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
     except OSError as error:
         return Outcome(None, "", f"{argv[0]} cannot be run: {error}")
     try:
-        out, err = child.communicate(timeout=seconds)
+        out, err = child.communicate(text or None, timeout=seconds)
     except subprocess.TimeoutExpired:
         out, err = _end(child)
         return Outcome(None, out, f"{err}\nstill running after {seconds:g} s".lstrip())
