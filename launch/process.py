@@ -20,6 +20,8 @@ from typing import IO, Any, TextIO
 
 from hvdlite.errors import LaunchError
 
+from . import guard
+
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE = 5.0  # seconds that a program gets to end by itself
 _END = 4000  # characters of a program's output that are kept
@@ -182,10 +184,11 @@ def stream(argv: Sequence[str], environ: Mapping[str, str], over: Callable[[], b
         reader.start()
     ended = False
     try:
-        while child.poll() is None and not ended:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_LOOK)
-            ended = child.poll() is None and over()
+        with guard.guarded(child.pid):
+            while child.poll() is None and not ended:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(_LOOK)
+                ended = child.poll() is None and over()
     finally:
         if child.poll() is None:
             _stop(child, 2 * _GRACE)
@@ -250,10 +253,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str], stamped: bool = False) 
 
     Signals sent to this process go on to the program. It gets a session of its own, so
     that Ctrl-C in a terminal reaches it once and not twice: a second one makes Open MPI
-    give up without cleaning.
+    give up without cleaning. If this process is killed, or the program does not end when
+    told to, its guard ends it.
     """
     received: list[int] = []  # before the program exists
     child: subprocess.Popen[bytes] | None = None
+    told: Callable[[], None] | None = None
 
     def forward(number: int, frame: FrameType | None) -> None:
         if child is None:
@@ -261,15 +266,18 @@ def run(argv: Sequence[str], environ: Mapping[str, str], stamped: bool = False) 
         elif child.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(number)
+            if told and number in guard.ENDING:
+                told()
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
         pipe = subprocess.PIPE if stamped else None
         child = subprocess.Popen(argv, env=dict(environ), start_new_session=True, stdout=pipe, stderr=pipe)
-        for number in received:
-            child.send_signal(number)
-        copies = _stamp(child) if stamped else []
-        code = child.wait()
+        with guard.guarded(child.pid) as told:
+            for number in received:
+                forward(number, None)
+            copies = _stamp(child) if stamped else []
+            code = child.wait()
         for copy in copies:
             copy.join()
     except OSError as error:

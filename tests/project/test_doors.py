@@ -26,7 +26,7 @@ CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetCo
     [
         ({"mpi4py"}, ("hvdlite/comm/mpi.py", "hvdlite/bench/peers.py")),  # there MPI is a peer to be measured
         ({"ctypes"}, ("hvdlite/comm/peer_memory.py",)),
-        (PROCESSES, ("launch/process.py",)),
+        (PROCESSES, ("launch/process.py", "launch/guard.py")),
     ],
     ids=["mpi4py", "ctypes", "processes"],
 )
