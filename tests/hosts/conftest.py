@@ -65,6 +65,13 @@ class Cluster:
         ):
             self.on(host, "/usr/sbin/nft", "add", words)
 
+    def second_network(self, one: str, other: str) -> None:
+        """Connect two hosts by a cable of their own, between devices eth1 with 10.78.0.1 and 10.78.0.2."""
+        there = str(self.hosts._holders[other].pid)
+        self.on(one, *["ip", "link", "add", "eth1", "type", "veth", "peer", "name", "eth1", "netns"], there)
+        for number, host in enumerate((one, other), 1):
+            self.on(host, "sh", "-ec", f"ip addr add 10.78.0.{number}/24 dev eth1; ip link set eth1 up")
+
     def command(self, mpi: Any, *args: str, host: str = "h1") -> list[str]:
         return [*self.hosts.enter(host), str(mpi.python), "-m", "hvdlite.launch", *args]
 

@@ -61,3 +61,31 @@ def test_port_and_key_reach_the_ssh_of_mpirun(cluster, mpi, tmp_path):
     done = cluster.hvdrun(mpi, "-H", "h1:1,h2:1", "-p", "2222", "-i", str(key), "python", "-c", WHERE)
     assert done.returncode == 0, done.stderr
     assert seats(done.stdout) == ["h1 0 0 1 0 2 None None", "h2 1 0 1 1 2 None None"]
+
+
+REDUCE = """
+import os, sys
+import numpy as np
+import hvdlite as hvd
+hvd.init()
+hvd.allreduce(np.ones(100_000))
+sys.stdout.write(f"done {os.environ['NCCL_SOCKET_IFNAME']};\\n")
+"""
+
+
+def test_a_named_network_is_used_where_another_one_is_broken(cluster, mpi):
+    # Both hosts have a second device in a common network, where all packets are lost. Open MPI would use it, too.
+    cluster.second_network("h1", "h2")
+    for host in ("h1", "h2"):
+        cluster.drop(host, "iifname eth1")
+    done = cluster.hvdrun(mpi, "-H", "h1:1,h2:1", "--network-interfaces", "eth0", "python", "-c", REDUCE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done eth0;") == 2
+
+
+def test_a_network_that_ranks_cannot_use_is_refused(cluster, openmpi):
+    cluster.second_network("h1", "h2")
+    cluster.drop("h1", "iifname eth1")
+    done = cluster.hvdrun(openmpi, "-H", "h1:1,h2:1", "--network-interfaces", "eth1", "python", "-c", REDUCE)
+    assert done.returncode == 2
+    assert "do not get through: from h2 to 10.78.0.1 (timed out). Open the firewall" in done.stderr
