@@ -240,7 +240,7 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
         metavar="A,B", help="network devices to use between hosts")  # fmt: skip
     add("-p", "--ssh-port", type=_whole("port"), metavar="N", help="port of ssh on the other hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="key for ssh")
-    add("--start-timeout", type=_whole("number of seconds"), metavar="S", help="how long to wait for a host's ssh")
+    add("--start-timeout", type=_whole("number of seconds"), metavar="S", help="how long ssh waits for a host")
     add("--no-host-check", dest="unchecked", action="store_true", help="do not ask the other hosts first")
     hidden = argparse.SUPPRESS
     add("--binding-args", default="", metavar="TEXT", help=hidden)
