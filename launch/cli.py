@@ -54,6 +54,8 @@ def _doctor(arguments: Sequence[str]) -> int:
 
 
 def _launch(options: argparse.Namespace) -> int:
+    from . import supervise  # late: no other way needs it
+
     environ = process.environment()
     notes = _merge_file(options) + horovodrun.notes(options)
     manifest = kubernetes_text(options)
@@ -73,7 +75,9 @@ def _launch(options: argparse.Namespace) -> int:
     kept_back = forwarding.left_out(environ, job.exports) if others else []
     if starter.flavour in HYDRAS:  # which hand on all that they have
         environ = {name: value for name, value in environ.items() if name not in kept_back}
-    command = mpirun.render_command(job, starter.flavour, starter.program, {**environ, **added}, starter.pmi)
+    watched = not (options.raw or options.print_command)
+    runner = supervise.runner_command(job.output, job.ranks) if watched else []
+    command = mpirun.render_command(job, starter.flavour, starter.program, {**environ, **added}, starter.pmi, runner)
     if options.as_horovod:
         added["PYTHONPATH"] = environ["PYTHONPATH"]
     if options.print_command:
@@ -88,9 +92,15 @@ def _launch(options: argparse.Namespace) -> int:
             notes.append(f"not handed to other hosts, unless named with -x: {', '.join(kept_back)}")
         notes.append(f"{starter.flavour.value}: {shlex.join(command)}")
     _tell(notes)
-    if others and not job.allocation and not options.unchecked:
-        _check_hosts(job, starter, {**environ, **added}, options.start_timeout)
-    code = process.run(command, {**environ, **added}, stamped=options.stamped)
+    environ = {**environ, **added}
+    if others and not options.unchecked:
+        _check_hosts(job, starter, environ, options.start_timeout)
+    if not watched:
+        return process.run(command, environ)
+    code = supervise.supervise(
+        command, environ, ranks=job.ranks, label=_is_labelled(options, job), stamped=options.stamped,
+        verbose=options.verbose,
+    )  # fmt: skip
     if code and job.output:
         print(f"hvdrun: exit code {code}; what the ranks wrote is in {job.output}", file=sys.stderr)
     return code
@@ -99,7 +109,14 @@ def _launch(options: argparse.Namespace) -> int:
 def _check_hosts(job: Job, starter: Starter, environ: Mapping[str, str], seconds: int | None) -> None:
     from . import visit  # late: jobs on one machine need nothing of it
 
+    if job.allocation:  # the scheduler knows its hosts
+        return
     visit.check_hosts(job, starter, environ, seconds)
+
+
+def _is_labelled(options: argparse.Namespace, job: Job) -> bool:
+    """Return whether lines get the rank in front; without a word about it, where there are several ranks."""
+    return job.ranks > 1 if options.label is None else options.label
 
 
 def _tell(notes: list[str]) -> None:
@@ -111,6 +128,9 @@ def job_from(options: argparse.Namespace, allocation: Allocation | None = None) 
     """Return the Job that parsed arguments describe. All that is wrong with them is told at once."""
     command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
     exports, faults = horovodrun.exports(options)
+    if options.raw and (options.output_filename or options.stamped or options.label):
+        faults.append("--raw: leaves output to the launcher, so that hvdrun can put neither rank nor time in front, "
+                      "nor write files. Leave one of them out")  # fmt: skip
     hosts: tuple[Host, ...] = ()
     try:
         hosts = _hosts(options)
@@ -132,7 +152,6 @@ def job_from(options: argparse.Namespace, allocation: Allocation | None = None) 
             binding=tuple(shlex.split(options.binding_args)),
             mpi_args=tuple(shlex.split(options.mpi_args)),
             output=process.absolute(options.output_filename) if options.output_filename else "",
-            label=options.label or options.stamped,
             interfaces=tuple(dict.fromkeys(name for text in options.interfaces for name in text.split(","))),
             ssh=_ssh(options),
             tcp=options.tcp,
@@ -229,9 +248,11 @@ def _parser() -> argparse.ArgumentParser:
 def _add_output_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--output-filename", metavar="DIR", help="write each rank's output into DIR/rank.N/stdout and stderr")
-    add("--label", action="store_true", help="put the rank in front of each line")
+    add("--label", action="store_true", default=None, help="put the rank in front of each line, also of one rank")
+    add("--no-label", dest="label", action="store_false", help="put no rank in front of lines")
+    add("--raw", action="store_true", help="leave output and exit code to the launcher; no last lines of a failed rank")
     add("--prefix-output-with-timestamp", "-prefix-timestamp", dest="stamped", action="store_true",
-        help="put the time in front of each line, and the rank")  # fmt: skip
+        help="put the time in front of each line")  # fmt: skip
 
 
 def _add_network_options(parser: argparse.ArgumentParser) -> None:

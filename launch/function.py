@@ -115,7 +115,7 @@ def pack(call: Call) -> bytes:
 def command_for(start: Start, directory: str) -> list[str]:
     """Return the command line that runs the call in `directory`."""
     python = start.executable or sys.executable
-    command = [sys.executable, "-m", "hvdlite.launch"]
+    command = [sys.executable, "-m", "hvdlite.launch", "--no-label"]
     if start.ranks or not (start.hosts or start.hostfile):
         command += ["-np", str(start.ranks or 1)]
     if start.hosts:

@@ -26,8 +26,6 @@ def arguments(job: Job, flavour: Flavour) -> list[str]:
             args += ["-ppn", str(job.places[0].slots), "-hosts", _names(job.places)]
         if job.ssh:
             args += ["-bootstrap", "ssh", "-bootstrap-exec-args", " ".join(job.ssh)]
-    if job.label:
-        args += ["-l"]
     if job.interfaces:
         args += ["-iface", _only_interface(job)]
     for name, value in _given(job):
@@ -63,8 +61,6 @@ def _pals(job: Job) -> list[str]:
     args += job.binding or ["--cpu-bind", job.bind_to]
     if job.hosts:
         args += ["--hosts", _names(job.places)]
-    if job.label:
-        args += ["--label"]
     for name, value in _given(job):
         args += ["--env", f"{name}={value}"]
     return args

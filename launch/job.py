@@ -25,7 +25,6 @@ class Job:
         binding: arguments that take the place of those that `bind_to` gives.
         mpi_args: arguments for the launcher that hvdrun does not know.
         output: a folder; each rank writes into files of its own there.
-        label: put the rank in front of each line.
         interfaces: network devices to use between hosts; empty: the MPI chooses.
         ssh: options for the ssh that reaches other hosts.
         tcp: Spectrum MPI is to use TCP only.
@@ -40,7 +39,6 @@ class Job:
     binding: tuple[str, ...] = ()
     mpi_args: tuple[str, ...] = ()
     output: str = ""
-    label: bool = False
     interfaces: tuple[str, ...] = ()
     ssh: tuple[str, ...] = ()
     tcp: bool = False

@@ -124,7 +124,8 @@ def _handed_on(options: argparse.Namespace) -> tuple[str, ...]:
     if options.start_timeout:
         args += ["--start-timeout", str(options.start_timeout)]
     switches = {
-        "--as-horovod": options.as_horovod, "--label": options.label, "--tcp": options.tcp,
+        "--as-horovod": options.as_horovod, "--label": options.label, "--no-label": options.label is False,
+        "--raw": options.raw, "--tcp": options.tcp,
         "--prefix-output-with-timestamp": options.stamped, "--verbose": options.verbose,
     }  # fmt: skip
     return (*args, *(option for option, given in switches.items() if given))

@@ -7,7 +7,7 @@ they refuse unless told: `open_mpi`, `hydra` and `steps` have one family each.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from hvdlite.comm.mpi_env import mpi_environment
 from hvdlite.errors import LaunchError
@@ -21,18 +21,15 @@ __all__ = ["Flavour", "ROOT", "added_environment", "find_mpirun", "flavour_of", 
 
 ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
-# Runs on the rank, and then becomes the program: nothing stands between the launcher and the program.
-_INTO_FILES = (
-    "r=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-${PALS_RANKID:-${JSM_NAMESPACE_RANK:-${SLURM_PROCID:-0}}}}}}; "
-    'd=$0/rank.$(printf %0WIDTHd "$r"); mkdir -p "$d" && exec "$@" >"$d/stdout" 2>"$d/stderr"'
-)
 
-
-def render_command(job: Job, flavour: Flavour, launcher: str, environ: Mapping[str, str], pmi: str = "") -> list[str]:
+def render_command(
+    job: Job, flavour: Flavour, launcher: str, environ: Mapping[str, str], pmi: str = "", runner: Sequence[str] = ()
+) -> list[str]:
     """Return the command line that starts `job` with the program `launcher`, run in `environ`.
 
     Args:
         pmi: for srun, the type that fits the MPI of the ranks.
+        runner: what stands in front of the program on each rank.
     """
     if flavour is Flavour.SRUN:
         args = steps.srun(job, pmi)
@@ -42,14 +39,7 @@ def render_command(job: Job, flavour: Flavour, launcher: str, environ: Mapping[s
         args = open_mpi.arguments(job, flavour, environ)
     else:
         args = hydra.arguments(job, flavour)
-    return [launcher, *args, *job.mpi_args, *hydra.command(job, flavour, _program(job))]
-
-
-def _program(job: Job) -> list[str]:
-    if not job.output:
-        return list(job.command)
-    width = len(str(job.ranks - 1))
-    return ["sh", "-c", _INTO_FILES.replace("WIDTH", str(width)), job.output, *job.command]
+    return [launcher, *args, *job.mpi_args, *hydra.command(job, flavour, [*runner, *job.command])]
 
 
 def added_environment(job: Job, flavour: Flavour, is_root: bool, environ: Mapping[str, str]) -> dict[str, str]:

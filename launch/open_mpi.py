@@ -20,8 +20,6 @@ def arguments(job: Job, flavour: Flavour, environ: Mapping[str, str]) -> list[st
     args += _places(job)
     if job.tcp and flavour is Flavour.SPECTRUM:
         args += ["-tcp"]
-    if job.label:
-        args += ["--output", "rank"] if flavour is Flavour.OPEN_MPI else ["--tag-output"]
     five = flavour is Flavour.OPEN_MPI
     if job.ssh:
         args += ["--prtemca", "plm_ssh_args"] if five else ["--mca", "plm_rsh_args"]

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -246,23 +245,35 @@ def write_bytes(path: str, content: bytes) -> None:
         raise LaunchError(f"cannot write {path}: {error}") from error
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str], stamped: bool = False) -> int:
-    """Run a program to its end and return its exit code; 128 + n if signal n ended it, as shells say.
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a program to its end and return its exit code, as shells say it."""
+    with started(argv, environ, [], piped=False) as child:
+        return as_in_a_shell(child.wait())
 
-    `stamped` puts the time in front of each line of its output.
 
-    Signals sent to this process go on to the program. It gets a session of its own, so
-    that Ctrl-C in a terminal reaches it once and not twice: a second one makes Open MPI
-    give up without cleaning. If this process is killed, or the program does not end when
-    told to, its guard ends it.
+def as_in_a_shell(code: int) -> int:
+    """Return an exit code; 128 + n if signal n ended the program."""
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def started(
+    argv: Sequence[str], environ: Mapping[str, str], received: list[int], piped: bool = True
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program. Until the end of the block signals sent to this process go on to it, and into `received`.
+
+    It gets a session of its own, so that Ctrl-C in a terminal reaches it once and not twice: a second one makes
+    Open MPI give up without cleaning. If this process is killed, or the program does not end when told to, its
+    guard ends it.
     """
-    received: list[int] = []  # before the program exists
+    early: list[int] = []  # before the program exists
     child: subprocess.Popen[bytes] | None = None
     told: Callable[[], None] | None = None
 
     def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         if child is None:
-            received.append(number)
+            early.append(number)
         elif child.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(number)
@@ -271,38 +282,15 @@ def run(argv: Sequence[str], environ: Mapping[str, str], stamped: bool = False) 
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
-        pipe = subprocess.PIPE if stamped else None
-        child = subprocess.Popen(argv, env=dict(environ), start_new_session=True, stdout=pipe, stderr=pipe)
+        pipe = subprocess.PIPE if piped else None
+        try:
+            child = subprocess.Popen(argv, env=dict(environ), start_new_session=True, stdout=pipe, stderr=pipe)
+        except OSError as error:
+            raise LaunchError(f"{argv[0]} cannot be run: {error}") from error
         with guard.guarded(child.pid) as told:
-            for number in received:
+            for number in early:
                 forward(number, None)
-            copies = _stamp(child) if stamped else []
-            code = child.wait()
-        for copy in copies:
-            copy.join()
-    except OSError as error:
-        raise LaunchError(f"{argv[0]} cannot be run: {error}") from error
+            yield child
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
-
-
-def _stamp(child: subprocess.Popen[bytes]) -> list[threading.Thread]:
-    """Copy a program's output to this one's on threads, line by line, with the time in front."""
-    pairs = [(child.stdout, sys.stdout), (child.stderr, sys.stderr)]
-    copies = [
-        threading.Thread(target=_copy_lines, args=(source, target.buffer), daemon=True)
-        for source, target in pairs
-        if source is not None
-    ]
-    for copy in copies:
-        copy.start()
-    return copies
-
-
-def _copy_lines(source: IO[bytes], target: IO[bytes]) -> None:
-    with source, contextlib.suppress(BrokenPipeError):
-        for line in source:
-            target.write(time.strftime("%Y-%m-%d %H:%M:%S ").encode() + line)
-            target.flush()

@@ -19,8 +19,6 @@ def srun(job: Job, pmi: str) -> list[str]:
             raise Faults([f"-H: srun spreads ranks evenly, here {shown(job.places)}. Use --launcher mpirun"])
         args += [f"--nodes={len(job.places)}", f"--ntasks-per-node={job.places[0].slots}"]
         args += [f"--nodelist={','.join(host.name for host in job.places)}"]
-    if job.label:
-        args += ["--label"]
     return args
 
 
@@ -32,8 +30,6 @@ def jsrun(job: Job) -> list[str]:
         raise Faults([f"-np: jsrun starts the same number of ranks on each host, {why}"])
     args = ["--nrs", str(len(places)), "--rs_per_host", "1", "--tasks_per_rs", str(places[0].slots)]
     args += ["--cpu_per_rs", "ALL_CPUS", "--gpu_per_rs", "ALL_GPUS", *(job.binding or ["--bind", _jsrun_binding(job)])]
-    if job.label:
-        args += ["--stdio_mode", "prepended"]
     if job.tcp:
         args += ["--smpiargs=-tcp"]
     for export in job.exports:

@@ -29,7 +29,6 @@ JOBS = {
     "binding": {"binding": ("-bind-to", "socket", "-map-by", "slot")},
     "ssh": {"hosts": parse_hosts("a:2,b:2"), "ssh": ("-p", "77", "-i", "key")},
     "device": {"hosts": parse_hosts("a:2,b:2"), "interfaces": ("eth0",)},
-    "label": {"label": True},
     "tcp": {"tcp": True},
 }
 ENVIRON = {"PATH": "/bin", "HF_TOKEN": "s", "CUDA_VISIBLE_DEVICES": "0", "SLURM_CPUS_PER_TASK": "3", "HOME": "/h"}
@@ -54,11 +53,9 @@ TABLE = [
     (F.OPEN_MPI, "ssh", "-np 4 --bind-to none --host a:2,b:2 --prtemca plm_ssh_args '-p 77 -i key' -x PATH", {}),
     (F.OPEN_MPI, "device", "-np 4 --bind-to none --host a:2,b:2 --mca btl_tcp_if_include eth0 "
      "--prtemca prte_if_include eth0 -x NCCL_SOCKET_IFNAME -x PATH", NCCL),
-    (F.OPEN_MPI, "label", "-np 4 --bind-to none --oversubscribe --output rank", {}),
     (F.OPEN_MPI_4, "ssh", "-np 4 --bind-to none --host a:2,b:2 --mca plm_rsh_args '-p 77 -i key' -x PATH", {}),
     (F.OPEN_MPI_4, "device", "-np 4 --bind-to none --host a:2,b:2 --mca btl_tcp_if_include eth0 "
      "--mca oob_tcp_if_include eth0 -x NCCL_SOCKET_IFNAME -x PATH", NCCL),
-    (F.OPEN_MPI_4, "label", "-np 4 --bind-to none --oversubscribe --tag-output", {}),
     (F.SPECTRUM, "tcp", "-np 4 --bind-to none --oversubscribe -tcp", {}),
     (F.SPECTRUM, "hosts", "-np 4 --bind-to none --host a:2,b:2 -x A=1,2 -x PATH", {}),
     (F.HYDRA, "here", "-n 4 -bind-to none", {}),
@@ -68,7 +65,6 @@ TABLE = [
     (F.HYDRA, "pbs", "-n 4 -bind-to none", {}),
     (F.HYDRA, "ssh", "-n 4 -bind-to none -hosts a:2,b:2", {"HYDRA_LAUNCHER_EXTRA_ARGS": "-p 77 -i key"}),
     (F.HYDRA, "device", "-n 4 -bind-to none -hosts a:2,b:2 -iface eth0", MPICH_DEVICE),
-    (F.HYDRA, "label", "-n 4 -bind-to none -l", {}),
     (F.INTEL, "here", "-n 4", NO_PIN),
     (F.INTEL, "core", "-n 4", {"I_MPI_PIN_DOMAIN": "core"}),
     (F.INTEL, "hosts", "-n 4 -ppn 2 -hosts a,b -genv A 1,2", NO_PIN),
@@ -76,11 +72,9 @@ TABLE = [
     (F.INTEL, "uneven", "-host a -n 1 python train.py : -host b -n 3", NO_PIN),
     (F.PALS, "pbs", "-n 4 --ppn 2 --cpu-bind none", {}),
     (F.PALS, "hosts", "-n 4 --ppn 2 --cpu-bind none --hosts a,b --env A=1,2", {}),
-    (F.PALS, "label", "-n 4 --cpu-bind none --label", {}),
     (F.SRUN, "slurm", f"{STEP} --cpu-bind=none", {**CPUS, "A": "1,2"}),
     (F.SRUN, "core", f"{STEP} --cpu-bind=cores", CPUS),
     (F.SRUN, "hosts", f"{STEP} --cpu-bind=none --nodes=2 --ntasks-per-node=2 --nodelist=a,b", {**CPUS, "A": "1,2"}),
-    (F.SRUN, "label", f"{STEP} --cpu-bind=none --label", CPUS),
     (F.SRUN, "device", f"{STEP} --cpu-bind=none --nodes=2 --ntasks-per-node=2 --nodelist=a,b",
      {**CPUS, **MPICH_DEVICE, "OMPI_MCA_btl_tcp_if_include": "eth0"}),
     (F.JSRUN, "lsf", f"--nrs 2 --rs_per_host 1 {RS} --bind none -E A=1,2", {}),

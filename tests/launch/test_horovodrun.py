@@ -43,7 +43,7 @@ def settings(monkeypatch, capsys):
     def settings(*options: str) -> tuple[dict[str, str], str]:
         seen: list[str] = []
         monkeypatch.setattr(cli.process, "run", lambda command, environ, **more: seen.extend(command) or 0)
-        assert cli.main(["-np", "2", *options, "true"]) == 0
+        assert cli.main(["-np", "2", "--raw", *options, "true"]) == 0
         pairs = zip(seen, seen[1:], seen[2:], strict=False)
         return {name: value for genv, name, value in pairs if genv == "-genv"}, capsys.readouterr().err
 

@@ -226,8 +226,8 @@ def test_a_host_that_does_not_see_the_directory_says_so(openmpi, tmp_path):
 def test_the_ranks_are_started_by_hvdrun(start, options):
     command = function.command_for(start, "/dir")
     assert command[1:3] == ["-m", "hvdlite.launch"]
-    assert command[3 : 3 + len(options)] == options
-    assert command[3 + len(options) :] == [start.executable or command[0], "-m", "hvdlite.launch.on_rank", "/dir"]
+    assert command[3 : 4 + len(options)] == ["--no-label", *options]
+    assert command[4 + len(options) :] == [start.executable or command[0], "-m", "hvdlite.launch.on_rank", "/dir"]
 
 
 def test_the_first_rank_to_fail_is_named():

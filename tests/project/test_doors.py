@@ -25,8 +25,8 @@ CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetCo
     ("libraries", "allowed"),
     [
         ({"mpi4py"}, ("hvdlite/comm/mpi.py", "hvdlite/bench/peers.py")),  # there MPI is a peer to be measured
-        ({"ctypes"}, ("hvdlite/comm/peer_memory.py",)),
-        (PROCESSES, ("launch/process.py", "launch/guard.py")),
+        ({"ctypes"}, ("hvdlite/comm/peer_memory.py", "launch/runner.py")),  # the latter stands alone
+        (PROCESSES, ("launch/process.py", "launch/supervise.py", "launch/guard.py")),
     ],
     ids=["mpi4py", "ctypes", "processes"],
 )
@@ -44,8 +44,11 @@ def test_a_library_has_one_importer(root, sources, libraries, allowed):
 @pytest.mark.parametrize(
     ("names", "allowed"),
     [
-        ({"environ", "environb", "getenv", "putenv", "unsetenv"}, ("hvdlite/config.py", "launch/process.py")),
-        (STARTERS, ("launch/process.py",)),
+        (
+            {"environ", "environb", "getenv", "putenv", "unsetenv"},
+            ("hvdlite/config.py", "launch/process.py", "launch/runner.py"),
+        ),
+        (STARTERS, ("launch/process.py", "launch/runner.py")),
     ],
     ids=["environment", "processes"],
 )

@@ -1,0 +1,239 @@
+"""What hvdrun starts once per rank: it runs the program and tells hvdrun what the program says, and how it ended.
+
+It stands alone (standard library, no import of ours, 10 ms) and is run as `python -I -S runner.py [--files DIR]
+[--columns N] -- command`. All it says goes to its standard error in frames, one a line, which `launch/frames.py` reads:
+
+    RS rank kind base64 LF     kind: s started, o and e output and errors, x ended, t last output, where it is in files
+
+Frames are whole for hvdrun although every launcher cuts what it forwards where it likes. A launcher forwards
+what it reads at once in one piece: Open MPI at most 4096 bytes, srun lines of at most 1024. So a frame is
+shorter than 1024, frames are written 4096 bytes at a time, and only when all that was there has been read.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+import select
+import signal
+import stat
+import struct
+import sys
+import termios
+import time
+from collections.abc import Callable, Sequence
+
+RANK_VARIABLES = (
+    "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "SLURM_PROCID",
+)  # fmt: skip
+
+_PAYLOAD = 720  # bytes: 960 in base64, which leaves room for the rest of a frame
+_AT_ONCE = 4  # frames in one write, which have to fit into 4096 bytes
+_KEPT = 4000  # bytes of the last output, where it goes into files
+_LOOK = 1.0  # seconds between two looks at whether the launcher is still there
+_REST = 0.2  # seconds for what others still write into the program's pipes after its end
+_READ_OUT = 2.0  # seconds for the launcher to read what is left
+_GRACE = 5.0  # seconds between asking a program to end and ending it
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1
+
+
+def frames(rank: int, kind: str, data: bytes) -> list[bytes]:
+    """Return `data` in frames of at most 1000 bytes."""
+    pieces = [data[start : start + _PAYLOAD] for start in range(0, len(data), _PAYLOAD)]
+    return [b"\x1e%d %s " % (rank, kind.encode()) + binascii.b2a_base64(piece) for piece in pieces]
+
+
+class Teller:
+    """The way to hvdrun. It waits for the launcher, as the program then has to."""
+
+    def __init__(self, rank: int, fd: int = 2) -> None:
+        self._rank, self._fd = rank, fd
+        self._is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+
+    def tell(self, kind: str, data: bytes) -> None:
+        pending = frames(self._rank, kind, data)
+        for start in range(0, len(pending), _AT_ONCE):
+            self.wait_until_read()
+            rest = b"".join(pending[start : start + _AT_ONCE])
+            while rest:  # a pipe takes it whole; others may not
+                rest = rest[os.write(self._fd, rest) :]
+
+    def wait_until_read(self, seconds: float = float("inf")) -> None:
+        """Return when the launcher has read all, or is gone."""
+        end, pause, parent = time.monotonic() + seconds, 2e-5, os.getppid()
+        while self._is_pipe and self._unread() and time.monotonic() < end and os.getppid() == parent:
+            time.sleep(pause)
+            pause = min(2 * pause, 2e-3)
+
+    def _unread(self) -> int:
+        return int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+class Files:
+    """`stdout` and `stderr` in a folder of this rank's, instead of hvdrun's own output."""
+
+    def __init__(self, folder: str) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self._fds = {
+            kind: os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            for kind, name in (("o", "stdout"), ("e", "stderr"))
+        }
+        self.last = b""
+
+    def write(self, kind: str, data: bytes) -> None:
+        os.write(self._fds[kind], data)
+        self.last = (self.last + data)[-_KEPT:]
+
+
+def terminal(columns: int) -> tuple[int, int]:
+    """Return the ends of a terminal that changes nothing on the way: through it, programs write line by line.
+
+    Through a pipe they would write when 8 KB have gathered. Where there are no terminals it is a pipe all the same.
+    """
+    try:
+        ours, theirs = os.openpty()
+    except OSError:
+        return os.pipe()
+    modes = termios.tcgetattr(theirs)
+    modes[1] &= ~termios.OPOST  # newlines stay newlines
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(theirs, termios.TCSANOW, modes)
+    if columns:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    return ours, theirs
+
+
+def start(command: Sequence[str], out: int, err: int) -> int:
+    """Start the program with these for its output, in this process group: signals of launchers go to the whole group.
+
+    So the runner leaves signals to the program, and waits for it. Whoever kills the runner alone kills both.
+    """
+    libc = ctypes.CDLL(None)  # before the fork
+    runner = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    pid = os.fork()
+    if pid:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        return pid
+    try:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != runner:
+            os._exit(1)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)  # Python ignores them, and that would be inherited
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        os.write(2, f"hvdrun: {command[0]!r} cannot be run on {os.uname().nodename}: {error.strerror}\n".encode())
+        os._exit(126 if error.errno == errno.EACCES else 127)
+    finally:
+        os._exit(1)
+
+
+def copy_until_end(pid: int, sources: dict[int, str], write: Callable[[str, bytes], None]) -> tuple[int, float]:
+    """Pass on what the program writes until it has ended and all is read.
+
+    Returns its exit code, or minus the signal that ended it, and when that was.
+    """
+    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    poll, there, parent = select.poll(), set(sources), os.getppid()
+    for fd in (*sources, wake):
+        poll.register(fd, select.POLLIN)
+    ended: tuple[int, float] | None = None
+    silent_until = 0.0
+    while ended is None or (there and time.monotonic() < silent_until):
+        for fd, _ in poll.poll(1000 * (_LOOK if ended is None else _REST)):
+            if fd == wake:
+                os.read(wake, 512)
+            elif not _pass_on(fd, sources[fd], write):
+                poll.unregister(fd)
+                there.discard(fd)
+        if ended is None:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                ended = os.waitstatus_to_exitcode(status), time.time()
+                silent_until = time.monotonic() + _REST
+            elif os.getppid() != parent:  # the launcher is gone, and nobody else would end the program
+                end(pid)
+    return ended
+
+
+def _pass_on(fd: int, kind: str, write: Callable[[str, bytes], None]) -> bool:
+    try:
+        data = os.read(fd, _PAYLOAD * _AT_ONCE)
+    except OSError:  # a terminal whose other end nobody holds
+        return False
+    if data:
+        write(kind, data)
+    return bool(data)
+
+
+def end(pid: int) -> None:
+    """End the program, and what it has started where that is in a process group of this rank's."""
+    send, target = (os.killpg, 0) if os.getpgrp() == os.getpid() else (os.kill, pid)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            send(target, number)
+        time.sleep(_GRACE)
+
+
+def end_as(code: int) -> int:
+    """End this process as the program has ended, so that the launcher takes the one for the other."""
+    if code < 0:
+        with contextlib.suppress(ValueError, OSError):  # a limit that is lower already
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a program as this rank, and end as it did."""
+    own, command = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    options = dict(zip(own[::2], own[1::2], strict=True))
+    rank = next((int(value) for name in RANK_VARIABLES if (value := os.environ.get(name, "")).isdecimal()), 0)
+    host, teller = os.uname().nodename, Teller(rank)
+    teller.tell("s", host.encode())
+    files = None
+    if "--files" in options:
+        try:
+            files = Files(f"{options['--files']}/rank.{rank:0{options['--width']}}")
+        except OSError as error:
+            teller.tell("e", f"hvdrun: cannot write output on {host}: {error}\n".encode())
+            teller.tell("x", f"1 {time.time():.6f} {host}".encode())
+            return 1
+    out, their_out = terminal(int(options.get("--columns", "0")))
+    err, their_err = os.pipe()
+    pid = start(command, their_out, their_err)
+    # Nothing else that was inherited is closed: Hydra kills all when its connection to a rank closes too early, and
+    # that is to happen when the end has been told.
+    for fd in (their_out, their_err):
+        os.close(fd)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        code, at = copy_until_end(pid, {out: "o", err: "e"}, files.write if files else teller.tell)
+        if files and code:
+            teller.tell("t", files.last)
+        teller.tell("x", f"{code} {at:.6f} {host}".encode())
+        teller.wait_until_read(_READ_OUT)
+    except BrokenPipeError:  # nobody listens any more
+        end(pid)
+        return 1
+    return end_as(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""Running a job under hvdrun's eyes: starts the launcher, shows what ranks write, and tells at the end how it went.
+
+What to show is decided in `screen`, what to say at the end in `verdict`; here it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from . import process
+from .frames import Frame, FrameReader
+from .screen import Piece, Screen, Style
+from .verdict import Record, judge, last_words
+
+_LOOK = 0.1  # seconds between two looks at whether the launcher has ended
+_HELD = 2.0  # seconds for which the launcher's own words wait for a rank's failure that would explain them
+_REST = 1.0  # seconds for what is still in the pipes when the launcher has ended
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def runner_command(output: str, ranks: int) -> list[str]:
+    """Return what stands in front of the program: it runs it, and reports to `supervise`."""
+    args = ["--files", output, "--width", str(len(str(ranks - 1)))] if output else []
+    columns = _columns(1)
+    if columns:
+        args += ["--columns", str(columns)]
+    return [sys.executable, "-I", "-S", f"{os.path.dirname(os.path.abspath(__file__))}/runner.py", *args, "--"]
+
+
+def supervise(
+    argv: Sequence[str], environ: Mapping[str, str], *, ranks: int, label: bool, stamped: bool, verbose: bool
+) -> int:
+    """Run a launcher whose ranks report, and return the exit code of the job.
+
+    Args:
+        verbose: show also what the launcher says about a failure that a rank has explained.
+    """
+    columns = {stream: found for stream, fd in (("o", 1), ("e", 2)) if (found := _columns(fd))}
+    record = Record(ranks)
+    job = _Job(record, Screen(Style(label, stamped, columns), record.listen), verbose)
+    received: list[int] = []
+    with process.started(argv, environ, received) as child:
+        job.read(child)
+        code = child.wait()
+    ending = next((number for number in received if number in _ENDING), 0)
+    verdict = judge(record, os.path.basename(argv[0]), process.as_in_a_shell(code), ending)
+    if verdict.launcher_knows:
+        job.let_go()
+    job.write(job.screen.close())
+    if verdict.words:
+        tail = job.screen.tail(verdict.tail_of) if verdict.tail_of is not None else []
+        job.write([("e", last_words(verdict.words, tail, verdict.tail_of).encode())])
+    return verdict.code
+
+
+def _columns(fd: int) -> int:
+    """Return the width of a terminal, 0 if it is none."""
+    try:
+        return os.get_terminal_size(fd).columns or 80
+    except OSError:
+        return 0
+
+
+@dataclass
+class _Job:
+    record: Record
+    screen: Screen
+    verbose: bool
+    held: list[tuple[float, Piece]] = field(default_factory=list)  # the launcher's own words, and since when
+
+    def read(self, child: subprocess.Popen[bytes]) -> None:
+        """Read what the launcher forwards until it has ended."""
+        assert child.stdout is not None and child.stderr is not None
+        readers = {"o": FrameReader(), "e": FrameReader()}
+        until = float("inf")
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.stdout, selectors.EVENT_READ, "o")
+            selector.register(child.stderr, selectors.EVENT_READ, "e")
+            while selector.get_map() and time.monotonic() < until:
+                for key, _ in selector.select(_LOOK):
+                    data = os.read(key.fd, 2**16)
+                    for found in readers[key.data].feed(data):
+                        self._take(found, key.data)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                self._let_go_of_the_old()
+                if until == float("inf") and child.poll() is not None:
+                    until = time.monotonic() + _REST  # others may hold the pipes for longer
+        self._let_go_of_the_old()
+
+    def _take(self, found: Frame | bytes, stream: str) -> None:
+        if isinstance(found, bytes):
+            self.held.append((time.monotonic(), (stream, found)))
+            self.record.overhear(found)
+        elif found.kind in ("o", "e"):
+            self.write(self.screen.feed(found.rank, found.kind, found.data))
+        elif found.kind == "t":
+            self.screen.keep(found.rank, found.data)
+        else:
+            self.record.note(found.rank, found.kind, found.data)
+
+    def _let_go_of_the_old(self) -> None:
+        """Show what the launcher has said, unless it may belong to a failure: that is told better at the end."""
+        if self.verbose or (self.record.first is None and self.held and time.monotonic() > self.held[0][0] + _HELD):
+            self.let_go()
+
+    def let_go(self) -> None:
+        for _, (stream, text) in self.held:
+            self.write(self.screen.say(stream, text))
+        self.held.clear()
+
+    def write(self, pieces: Sequence[Piece]) -> None:
+        for stream, text in pieces:
+            rest, fd = text, 1 if stream == "o" else 2
+            with contextlib.suppress(BrokenPipeError):  # nobody reads it; the job goes on
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
