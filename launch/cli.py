@@ -87,11 +87,10 @@ def _launch(options: argparse.Namespace) -> int:
         _check_program(job.command[0], environ["PATH"])
     if mpirun.ROOT[0] in added:
         notes.append(f"running as root; setting {' and '.join(mpirun.ROOT)} for Open MPI")
-    if options.verbose:
-        if kept_back:
-            notes.append(f"not handed to other hosts, unless named with -x: {', '.join(kept_back)}")
-        notes.append(f"{starter.flavour.value}: {shlex.join(command)}")
     _tell(notes)
+    if options.verbose:
+        _tell([f"not handed to other hosts, unless named with -x: {', '.join(kept_back)}"] if kept_back else [])
+        _tell([f"{starter.flavour.value}: {shlex.join(command)}"])
     environ = {**environ, **added}
     if others and not options.unchecked:
         _check_hosts(job, starter, environ, options.start_timeout)

@@ -36,9 +36,14 @@ def test_it_trains_alone_with_workers_that_import_it_anew(openmpi):
 
 def test_it_trains_under_hvdrun_with_workers(openmpi):
     environ = {**os.environ, **ENVIRON, "PATH": "/usr/bin:/bin"}
-    command = [openmpi.python, "-m", "hvdlite.launch", "-np", "2", "--as-horovod", "python", SCRIPT, "--workers", "1"]
+    command = [openmpi.python, "-m", "hvdlite.launch", "-np", "2", "--as-horovod", "--no-label", "python", SCRIPT]
     done = subprocess.run(
-        [*command, "--epochs", "2"], env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100
+        [*command, "--workers", "1", "--epochs", "2"],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     assert loss(done.stdout, 2) < 10
