@@ -47,8 +47,9 @@ def test_the_digits_are_learned_across_hosts(cluster, request, places, library):
 def test_ranks_know_their_places_and_get_what_is_named(cluster, mpi, tmp_path):
     # The launcher's own host has no rank, and one host has fewer than another.
     env = {"WANDB_API_KEY": "secret", "A": "not handed on"}
+    ask = ("--no-label", "python", "-c", WHERE)
     (tmp_path / "hosts").write_text("h2 slots=2  # two ranks\nh3\n")
-    done = cluster.hvdrun(mpi, "--hostfile", f"{tmp_path}/hosts", "-x", "A=1,2", "python", "-c", WHERE, env=env)
+    done = cluster.hvdrun(mpi, "--hostfile", f"{tmp_path}/hosts", "-x", "A=1,2", *ask, env=env)
     assert done.returncode == 0, done.stderr
     assert seats(done.stdout) == ["h2 0 0 2 0 2 1,2 None", "h2 1 1 2 0 1 1,2 None", "h3 2 0 1 1 2 1,2 None"]
 
@@ -59,7 +60,7 @@ def test_port_and_key_reach_the_ssh_of_mpirun(cluster, mpi, tmp_path):
     (cluster.ssh / "user").unlink()
     cluster.stop_sshd("h2")
     cluster.sshd("h2", "-p", "2222")
-    way = ["-p", "2222", "-i", str(key), "--start-timeout", "20", "--network-interfaces", "eth0"]
+    way = ["-p", "2222", "-i", str(key), "--start-timeout", "20", "--network-interfaces", "eth0", "--no-label"]
     done = cluster.hvdrun(mpi, "-H", "h[1-2]:1", *way, "python", "-c", WHERE)
     assert done.returncode == 0, done.stderr
     assert seats(done.stdout) == ["h1 0 0 1 0 2 None None", "h2 1 0 1 1 2 None None"]

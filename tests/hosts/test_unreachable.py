@@ -139,7 +139,7 @@ def test_other_versions_there_are_named(cluster, mpi):
 def test_a_host_may_be_used_without_asking(cluster, openmpi):
     replace(cluster, "h2", openmpi.mpirun, "echo mpirun 9.8.7")
     assert "9.8.7" in refused(cluster, openmpi, "-H", "h1,h2", "hostname")
-    done = cluster.hvdrun(openmpi, "-H", "h1,h2", "--no-host-check", "hostname")
+    done = cluster.hvdrun(openmpi, "-H", "h1,h2", "--no-host-check", "--no-label", "hostname")
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["h1", "h2"]), done.stderr
 
 
