@@ -1,0 +1,53 @@
+"""One Slurm for all tests of this folder; each test has to leave its nodes empty."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def cluster_module() -> Any:
+    """The module that makes clusters. Where it cannot, tests are skipped, but in CI they fail."""
+    spec = importlib.util.spec_from_file_location("slurm_cluster", HERE / "cluster.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    if problem := module.missing():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm here: {problem}")
+    return module
+
+
+@pytest.fixture(scope="session")
+def running_cluster(cluster_module: Any) -> Iterator[Any]:
+    with cluster_module.Cluster(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm(running_cluster: Any) -> Iterator[Any]:
+    """Slurm with nodes n1 and n2 of 4 CPUs. Fails a test whose job leaves a process behind, or shared memory."""
+    before = set(running_cluster.files())
+    yield running_cluster
+    deadline = time.monotonic() + 10
+    while (left := running_cluster.processes()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running_cluster.clear()
+    assert not left, f"still running on the nodes: {left}"
+    assert not set(running_cluster.files()) - before
+
+
+@pytest.fixture
+def report() -> Path:
+    """A program that says where each rank is, and does a little more when told."""
+    return HERE / "programs" / "report.py"

@@ -1,0 +1,116 @@
+"""Jobs that srun starts: every task becomes a rank, or init() says why not; and how jobs end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "pytorch_digits.py"
+FEWER = ["--epochs", "1", "--batch-size", "64"]
+
+
+def ranks(text: str) -> list[str]:
+    """Return what the ranks said, in the order of ranks."""
+    return sorted(line for line in text.splitlines() if line.startswith("rank "))
+
+
+TWO_AND_TWO = [
+    "rank 0/4 local 0/2 cross 0/2 on n1",
+    "rank 1/4 local 1/2 cross 0/2 on n1",
+    "rank 2/4 local 0/2 cross 1/2 on n2",
+    "rank 3/4 local 1/2 cross 1/2 on n2",
+]
+
+
+@pytest.mark.slow
+def test_the_example_trains_under_srun(slurm):
+    done = slurm.run("srun", "--mpi=pmix", "-N2", "--ntasks-per-node=2", sys.executable, DIGITS, *FEWER, timeout=100)
+    assert done.returncode == 0, done.stderr
+    (accuracy,) = re.findall(r"accuracy (\d+\.\d) %, \d+ samples/s over 4 ranks", done.stdout)
+    assert float(accuracy) > 50  # of ten digits
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_two_nodes_with_two_tasks_each(slurm, flavour, request, report):
+    kind = {"openmpi": "pmix", "mpich": "pmi2"}[flavour]
+    python = request.getfixturevalue(flavour).python
+    done = slurm.run("srun", f"--mpi={kind}", "-N2", "--ntasks-per-node=2", python, report)
+    assert done.returncode == 0, done.stderr
+    assert ranks(done.stdout) == TWO_AND_TWO
+
+
+def test_nodes_may_have_different_numbers_of_tasks(slurm, report, tmp_path):
+    (tmp_path / "hosts").write_text("n1\nn2\nn2\nn2\n")  # srun puts a task where each line says
+    env = {"SLURM_HOSTFILE": str(tmp_path / "hosts")}
+    done = slurm.run("srun", "--mpi=pmix", "-n4", "--distribution=arbitrary", sys.executable, report, env=env)
+    assert done.returncode == 0, done.stderr
+    assert ranks(done.stdout) == [
+        "rank 0/4 local 0/1 cross 0/2 on n1",
+        "rank 1/4 local 0/3 cross 1/2 on n2",
+        "rank 2/4 local 1/3 cross 0/1 on n2",
+        "rank 3/4 local 2/3 cross 0/1 on n2",
+    ]
+
+
+@pytest.mark.parametrize(("flavour", "kind"), [("openmpi", "none"), ("openmpi", "pmi2"), ("mpich", "none")])
+def test_the_wrong_kind_of_process_management_is_an_error(slurm, flavour, kind, request, report):
+    python = request.getfixturevalue(flavour).python
+    done = slurm.run("srun", f"--mpi={kind}", "-n2", python, report)
+    assert done.returncode == 1, done.stderr
+    assert not ranks(done.stdout)
+    assert re.search(r"\w+=2 says that this job has 2 ranks, but .* gave this process a world of 1", done.stderr)
+    assert "Under Slurm use 'srun --mpi=pmix' with Open MPI or 'srun --mpi=pmi2' with MPICH" in done.stderr
+
+
+@pytest.mark.parametrize(("flavour", "kind"), [("openmpi", "pmix"), ("mpich", "pmi2")])
+def test_the_exit_code_of_a_rank_is_that_of_the_job(slurm, flavour, kind, request, report):
+    python = request.getfixturevalue(flavour).python
+    done = slurm.run("srun", f"--mpi={kind}", "--kill-on-bad-exit=1", "-N2", "-n2", python, report, "exit", "3")
+    assert len(ranks(done.stdout)) == 2
+    assert done.returncode == 3, done.stderr
+
+
+def test_each_task_writes_into_its_own_file(slurm, report, tmp_path):
+    done = slurm.run(
+        "srun", "--mpi=pmix", "-N2", "-n2", "-o", "out-%j-%t.txt", sys.executable, report, cwd=tmp_path
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [re.sub(r"-\d+-", "-JOB-", name) for name in names] == ["out-JOB-0.txt", "out-JOB-1.txt"]
+    assert [(tmp_path / name).read_text()[:8] for name in names] == ["rank 0/2", "rank 1/2"]
+
+
+@pytest.mark.parametrize("by", ["scancel", "time limit"])
+def test_a_job_that_is_ended_leaves_nothing(slurm, report, tmp_path, by):
+    job = submit(slurm, tmp_path, "-N2", "--ntasks-per-node=2", "--time=1", "-o", "%j.out",
+                 wrap=f"exec srun --mpi=pmix {sys.executable} {report} wait {tmp_path}/up")  # fmt: skip
+    wait_for_file(slurm, job, tmp_path / "up")
+    assert sum(name.startswith("python") for name in slurm.processes().values()) == 4
+    if by == "scancel":
+        assert slurm.run("scancel", job).returncode == 0
+        slurm.wait_for(job, ["CANCELLED"])
+    else:
+        # The shortest limit is one minute, so the job is told that it began earlier, by a limit below what is over.
+        slurm.wait_for(job, ["TIMEOUT"], timeout=100)
+    # That nothing runs any more is for the fixture to find.
+
+
+def submit(slurm, tmp_path, *options, wrap: str) -> str:
+    done = slurm.run("sbatch", "--parsable", *options, "--wrap", wrap, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def wait_for_file(slurm, job, path):
+    import time
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert slurm.state(job)["JobState"] in ("PENDING", "RUNNING", "CONFIGURING")
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
