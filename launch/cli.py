@@ -11,13 +11,13 @@ from hvdlite import as_horovod
 from hvdlite._version import __version__
 from hvdlite.errors import LaunchError
 
-from . import config_file, forwarding, horovodrun, mpirun, process
+from . import config_file, forwarding, horovodrun, mpirun, process, slurm_script
 from .allocation import Allocation, allocation_of, already_one_of, list_file, spread
 from .flavours import HYDRAS
 from .hosts import Faults, Host, parse_hostfile, parse_hosts
 from .job import Job
 from .kubernetes_options import add_kubernetes_options, kubernetes_text
-from .starter import LAUNCHERS, Machine, Starter, find_starter
+from .starter import LAUNCHERS, Machine, Starter, find_starter, fitting_pmi
 
 CANNOT_START = 2  # exit code when no rank was started; argparse's own
 
@@ -28,6 +28,7 @@ examples:
   hvdrun python train.py                       # in a job of Slurm, LSF or PBS, with all its tasks
   hvdrun -np 2 --print-command python train.py
   hvdrun -np 2 --as-horovod python horovod_train.py
+  hvdrun -np 8 -N 2 --time 60 --slurm-script job.sbatch python train.py
   hvdrun doctor                       what is installed, what is missing, and a test of two ranks
 """
 
@@ -62,6 +63,9 @@ def _launch(options: argparse.Namespace) -> int:
     if manifest is not None:
         _tell(notes)
         return process.write_file(options.kubernetes_manifest, manifest)
+    if batch := slurm_script.batch_from(options):
+        _tell(notes)
+        return _write_script(options, batch, environ)
     allocation = _allocation(environ)
     job = job_from(options, allocation)
     bin_dir = process.bin_dir()
@@ -118,15 +122,27 @@ def _is_labelled(options: argparse.Namespace, job: Job) -> bool:
     return job.ranks > 1 if options.label is None else options.label
 
 
+def _write_script(options: argparse.Namespace, batch: slurm_script.Batch, environ: Mapping[str, str]) -> int:
+    """Write a script whose job has an allocation of its own; one in which hvdrun runs now does not count."""
+    job = job_from(options, more_faults=slurm_script.faults(options, batch))
+    bin_dir = process.bin_dir()
+    machine = Machine(process.which, process.ask, bin_dir, mpirun.search_path(environ.get("PATH", ""), bin_dir))
+    more = {"PYTHONPATH": as_horovod.search_path(environ.get("PYTHONPATH", ""))} if options.as_horovod else {}
+    return process.write_file(
+        options.slurm_script, slurm_script.render(job, batch, fitting_pmi(machine), bin_dir, more)
+    )
+
+
 def _tell(notes: list[str]) -> None:
     for note in notes:
         print(f"hvdrun: {note}", file=sys.stderr)
 
 
-def job_from(options: argparse.Namespace, allocation: Allocation | None = None) -> Job:
-    """Return the Job that parsed arguments describe. All that is wrong with them is told at once."""
+def job_from(options: argparse.Namespace, allocation: Allocation | None = None, more_faults: Sequence[str] = ()) -> Job:
+    """Return the Job that arguments describe. All that is wrong with them is told at once, with `more_faults`."""
     command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
     exports, faults = horovodrun.exports(options)
+    faults += more_faults
     if options.raw and (options.output_filename or options.stamped or options.label):
         faults.append("--raw: leaves output to the launcher, so that hvdrun can put neither rank nor time in front, "
                       "nor write files. Leave one of them out")  # fmt: skip
@@ -239,6 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_network_options(parser)
     add("-v", "--version", action="version", version=__version__)
     add_kubernetes_options(parser)
+    slurm_script.add_options(parser)
     horovodrun.add_options(parser)
     add("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     return parser

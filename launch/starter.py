@@ -66,11 +66,15 @@ def _first(scheduler: Scheduler | None, machine: Machine) -> str:
     return "mpirun"
 
 
-def _pmi(srun: str, machine: Machine) -> str:
-    """Return the type that fits the MPI of this environment, and that this Slurm has."""
+def fitting_pmi(machine: Machine) -> str:
+    """Return srun's type of process management that fits the MPI of this environment."""
     own = machine.which("mpirun", machine.bin_dir) or machine.which("mpiexec", machine.bin_dir)
-    library = machine.ask([own, "--version"] if own else [f"{machine.bin_dir}/python", "-c", _LIBRARY])
-    pmi = pmi_of(library)
+    return pmi_of(machine.ask([own, "--version"] if own else [f"{machine.bin_dir}/python", "-c", _LIBRARY]))
+
+
+def _pmi(srun: str, machine: Machine) -> str:
+    """Return the fitting type, if this Slurm has it."""
+    pmi = fitting_pmi(machine)
     offered = machine.ask([srun, "--mpi=list"])
     if not re.search(rf"\b{pmi}\b", offered):
         said = " ".join(offered.split())

@@ -109,6 +109,7 @@ def submit(slurm, tmp_path, *options, wrap: str) -> str:
 
 def wait_for_file(slurm, job, path):
     import time
+
     deadline = time.monotonic() + 60
     while not path.exists():
         assert slurm.state(job)["JobState"] in ("PENDING", "RUNNING", "CONFIGURING")
