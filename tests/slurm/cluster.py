@@ -1,16 +1,18 @@
 """A real Slurm of several nodes on one machine: without systemd, without cgroups, and gone afterwards. Needs root.
 
-A node is a slurmd with a host name, processes and a /dev/shm of its own, so that MPI takes nodes for different hosts
-and whatever a job leaves behind ends with its node. The network is the machine's. Every process of the cluster ends
-with the process that started it, in whatever way that ends.
+A node is a slurmd with a host name, processes, System V IPC and a /dev/shm of its own: MPI takes nodes for different
+hosts (without their own IPC, MPICH's start timed out now and then), and what a job leaves behind ends with its node.
+The network is the machine's. Every process of the cluster ends with the one that started it, in whatever way.
 
-The programs are Debian's slurm-wlm, munge and libpmix2 (for `srun --mpi=pmix`); unshare and setpriv are util-linux.
+The programs are Debian's slurm-wlm, munge and libpmix-dev (for `srun --mpi=pmix`); unshare and setpriv are util-linux.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
+import random
 import shutil
 import signal
 import socket
@@ -22,10 +24,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-PACKAGES = ("slurm-wlm", "munge", "libpmix2")
+PACKAGES = ("slurm-wlm", "munge", "libpmix-dev")
 _DAEMONS = {"slurmctld": "/usr/sbin/slurmctld", "slurmd": "/usr/sbin/slurmd", "munged": "/usr/sbin/munged"}
 _COMMANDS = ("srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "unshare", "setpriv", "mount")
-_PMIX = "/usr/lib/*/libpmix.so.2"
+_PMIX = "/usr/lib/*/libpmix.so"  # its name without a number: the plugin asks for that, so libpmix2 does not do
 _OF_A_NODE = {"sh", "slurmd"}  # what runs on a node that has no job
 # What the surroundings of the tests would add to the jobs.
 _FOREIGN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM", "SBATCH_", "SRUN_", "HYDRA_", "MPI_", "HVDLITE_", "HOROVOD_")
@@ -35,7 +37,7 @@ _FOREIGN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM", "SBATCH_", "SRUN_", "HYD
 # config_overrides: slurmd drains a node that has fewer CPUs than it says.
 # TmpFS: one per node, or the mpi/pmix plugins of two slurmd fight over one folder.
 # KillWait: seconds between SIGTERM and SIGKILL at the time limit.
-# OverTimeLimit and the like keep their defaults: limits are whole minutes, so tests shorten them by scontrol.
+# Partition aside: the last node, for jobs that run on while others are tested.
 _CONFIGURATION = """\
 ClusterName=tests
 SlurmctldHost={machine}(127.0.0.1)
@@ -74,28 +76,31 @@ SlurmctldDebug=info
 SlurmdDebug=info
 PlugStackConfig={place}/plugstack.conf
 {nodes}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+PartitionName=main Nodes={main} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+PartitionName=aside Nodes={aside} MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 _NODE = "NodeName={name} NodeHostname={machine} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=1000"
 # `sh` stays, as the first process of the node, which takes care of orphans.
-_START_NODE = 'hostname "$0" && mount -t tmpfs -o size=1g tmpfs /dev/shm && { "$@" & wait; }'
+_START_NODE = 'ulimit -c 0; hostname "$0" && mount -t tmpfs -o size=1g tmpfs /dev/shm && { "$@" & wait; }'
 
 
 def missing() -> str:
     """Return what keeps this machine from having such a cluster, or "" if nothing does."""
     lost = [name for name, path in _DAEMONS.items() if not os.path.exists(path)]
     lost += [name for name in _COMMANDS if shutil.which(name) is None]
-    lost += [] if glob.glob(_PMIX) else ["libpmix.so.2"]
+    lost += [] if glob.glob(_PMIX) else ["libpmix.so"]
     if lost:
         return f"{', '.join(lost)} not found (on Debian: apt install {' '.join(PACKAGES)})"
     if os.geteuid() != 0:
         return "only root can make nodes"
-    tried = subprocess.run(["unshare", "--uts", "--pid", "--fork", "--mount", "true"], capture_output=True, text=True)
+    tried = subprocess.run(
+        ["unshare", "--uts", "--ipc", "--pid", "--fork", "--mount", "true"], capture_output=True, text=True
+    )
     return tried.stderr.strip()
 
 
 class Cluster:
-    """`with Cluster(2) as slurm:` nodes n1 and n2, ready for jobs.
+    """`with Cluster(3) as slurm:` nodes n1 and n2, ready for jobs, and n3, for jobs in the partition aside.
 
     Args:
         n: how many nodes.
@@ -126,6 +131,8 @@ class Cluster:
         """Return the environment of commands for this cluster, and so of its jobs."""
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        # Nodes share the cores of one machine, which no rank can know: waiting ranks have to let others run.
+        environ.update(OMPI_MCA_mpi_yield_when_idle="1")
         environ.update(SLURM_CONF=str(self._place / "slurm.conf"), TMPDIR=str(self._place / "tmp"))
         return environ
 
@@ -157,18 +164,24 @@ class Cluster:
         return found
 
     def processes(self) -> dict[int, str]:
-        """Return the processes on the nodes that are not Slurm's own, by pid: those of jobs."""
-        spaces = {_space(child) for daemon in self._daemons.values() for child in _children(daemon.pid)}
-        spaces.discard(_space(os.getpid()))
+        """Return what runs for jobs on the nodes, except aside: names by pid."""
+        spaces = {_space(node) for node in self._first_processes(self.names[:-1])}
         found = {
             pid: _name(pid) for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _space(pid) in spaces
         }
         return {pid: name for pid, name in found.items() if name and name not in _OF_A_NODE}
 
     def files(self) -> list[str]:
-        """Return what lies in the shared memory of the nodes."""
-        nodes = [child for daemon in self._daemons.values() for child in _children(daemon.pid)]
-        return [name for node in nodes if _name(node) == "sh" for name in os.listdir(f"/proc/{node}/root/dev/shm")]
+        """Return what lies in the shared memory of the nodes, except aside, and is not MPI's own.
+
+        Both MPIs leave some there when a job is aborted.
+        """
+        found = [name for node in self._first_processes(self.names[:-1])
+                 for name in os.listdir(f"/proc/{node}/root/dev/shm")]  # fmt: skip
+        return [name for name in found if not name.startswith(("sm_segment.", "mpich_shm_"))]
+
+    def _first_processes(self, names: Sequence[str]) -> list[int]:
+        return [child for name in names for child in _children(self._daemons[name].pid)]
 
     def clear(self, timeout: float = 20) -> None:
         """End all jobs, and wait until nothing of theirs runs."""
@@ -179,7 +192,7 @@ class Cluster:
 
     def logs(self) -> str:
         """Return the ends of Slurm's logs, for messages."""
-        return "\n".join(f"{path.name}:\n{path.read_text()[-2000:]}" for path in sorted(self._place.glob("*.log")))
+        return "\n".join(f"{path.name}:\n{path.read_text()[-800:]}" for path in sorted(self._place.glob("*.log")))
 
     def _start(self) -> None:
         self._place.chmod(0o755)
@@ -191,13 +204,32 @@ class Cluster:
         nodes = [_NODE.format(name=name, machine=machine, port=port, cpus=self._cpus)
                  for name, port in zip(self.names, ports[1:], strict=True)]  # fmt: skip
         (self._place / "slurm.conf").write_text(
-            _CONFIGURATION.format(machine=machine, place=self._place, port=ports[0], nodes="\n".join(nodes))
+            _CONFIGURATION.format(
+                machine=machine,
+                place=self._place,
+                port=ports[0],
+                nodes="\n".join(nodes),
+                main=",".join(self.names[:-1]),
+                aside=self.names[-1],
+            )
         )
         self._start_munge()
         conf = self._place / "slurm.conf"
         self._spawn("slurmctld", _DAEMONS["slurmctld"], "-D", "-c", "-f", conf)
         for name in self.names:
-            own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", _START_NODE, name]
+            own = [
+                "unshare",
+                "--uts",
+                "--ipc",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "sh",
+                "-c",
+                _START_NODE,
+                name,
+            ]
             self._spawn(name, *own, _DAEMONS["slurmd"], "-D", "-N", name, "-f", conf)
         self._until(lambda: self.run("sinfo", "-h", "-N", "-o", "%T").stdout.split() == ["idle"] * len(self.names))
 
@@ -241,11 +273,13 @@ class Cluster:
 
 
 def _free_ports(n: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Return ports below those that the system gives to connections, which would take one before Slurm does."""
+    found: list[int] = []
+    while len(found) < n:
+        port = random.randint(20000, 32000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found += [] if port in found else [port]
+    return found
 
 
 def _children(pid: int) -> list[int]:

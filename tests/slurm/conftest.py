@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,33 @@ def cluster_module() -> Any:
 
 @pytest.fixture(scope="session")
 def running_cluster(cluster_module: Any) -> Iterator[Any]:
-    with cluster_module.Cluster(2) as cluster:
+    with cluster_module.Cluster(3) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def slurm(running_cluster: Any) -> Iterator[Any]:
     """Slurm with nodes n1 and n2 of 4 CPUs. Fails a test whose job leaves a process behind, or shared memory."""
-    before = set(running_cluster.files())
     yield running_cluster
     deadline = time.monotonic() + 10
     while (left := running_cluster.processes()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    running_cluster.clear()
     assert not left, f"still running on the nodes: {left}"
-    assert not set(running_cluster.files()) - before
+    assert not running_cluster.files()
+
+
+@pytest.fixture
+def submit(slurm: Any, tmp_path: Path) -> Callable[..., str]:
+    """`submit(*options, wrap=command)` or `submit(*options, script)` runs sbatch; returns the id of the job."""
+
+    def submit(*arguments: Any, wrap: str | None = None) -> str:
+        wrapped = [] if wrap is None else ["--wrap", wrap]
+        done = slurm.run("sbatch", "--parsable", *wrapped, *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        job: str = done.stdout.strip()
+        return job
+
+    return submit
 
 
 @pytest.fixture
