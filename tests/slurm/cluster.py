@@ -163,9 +163,10 @@ class Cluster:
             time.sleep(0.05)
         return found
 
-    def processes(self) -> dict[int, str]:
-        """Return what runs for jobs on the nodes, except aside: names by pid."""
-        spaces = {_space(node) for node in self._first_processes(self.names[:-1])}
+    def processes(self, aside: bool = False) -> dict[int, str]:
+        """Return what runs for jobs, on the node aside or on the others: names by pid."""
+        names = self.names[-1:] if aside else self.names[:-1]
+        spaces = {_space(node) for node in self._first_processes(names)}
         found = {
             pid: _name(pid) for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _space(pid) in spaces
         }

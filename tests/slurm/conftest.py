@@ -34,6 +34,21 @@ def running_cluster(cluster_module: Any) -> Iterator[Any]:
         yield cluster
 
 
+@pytest.fixture(scope="session", autouse=True)
+def job_with_a_limit(running_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A job aside, and its output, that meets its time limit while other tests run: Slurm looks every 30 seconds."""
+    output = tmp_path_factory.mktemp("limit") / "output"
+    report = HERE / "programs" / "report.py"
+    wrap = (
+        "scontrol update JobId=$SLURM_JOB_ID EndTime=now+15seconds\n"  # a limit is a minute at least
+        f"exec srun --mpi=pmix {sys.executable} {report} wait {output}.up"
+    )
+    options = ["--partition=aside", "--ntasks=2", "--time=1", f"--output={output}", "--wrap", wrap]
+    done = running_cluster.run("sbatch", "--parsable", *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), output
+
+
 @pytest.fixture
 def slurm(running_cluster: Any) -> Iterator[Any]:
     """Slurm with nodes n1 and n2 of 4 CPUs. Fails a test whose job leaves a process behind, or shared memory."""
