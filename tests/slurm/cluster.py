@@ -133,6 +133,8 @@ class Cluster:
         environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
         # Nodes share the cores of one machine, which no rank can know: waiting ranks have to let others run.
         environ.update(OMPI_MCA_mpi_yield_when_idle="1")
+        if device := _device():
+            environ.update(UCX_NET_DEVICES=device)
         environ.update(SLURM_CONF=str(self._place / "slurm.conf"), TMPDIR=str(self._place / "tmp"))
         return environ
 
@@ -281,6 +283,16 @@ def _free_ports(n: int) -> list[int]:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             found += [] if port in found else [port]
     return found
+
+
+def _device() -> str:
+    """Return the network device of the default route, for MPICH.
+
+    Its ranks tell each other the addresses of all devices. With a dozen and more, as other tests make
+    them, that is longer than Slurm's pmi2 takes: "value not properly terminated", and all ranks wait for ever.
+    """
+    routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
+    return next((device for device, destination, *_ in routes if destination == "00000000"), "")
 
 
 def _children(pid: int) -> list[int]:
