@@ -59,13 +59,8 @@ def _launch(options: argparse.Namespace) -> int:
 
     environ = process.environment()
     notes = _merge_file(options) + horovodrun.notes(options)
-    manifest = kubernetes_text(options)
-    if manifest is not None:
-        _tell(notes)
-        return process.write_file(options.kubernetes_manifest, manifest)
-    if batch := slurm_script.batch_from(options):
-        _tell(notes)
-        return _write_script(options, batch, environ)
+    if (written := _write(options, environ, notes)) is not None:
+        return written
     allocation = _allocation(environ)
     job = job_from(options, allocation)
     bin_dir = process.bin_dir()
@@ -107,6 +102,18 @@ def _launch(options: argparse.Namespace) -> int:
     if code and job.output:
         print(f"hvdrun: exit code {code}; what the ranks wrote is in {job.output}", file=sys.stderr)
     return code
+
+
+def _write(options: argparse.Namespace, environ: Mapping[str, str], notes: list[str]) -> int | None:
+    """Write the description of a job, if that is what is asked for, and return the exit code: nothing starts then."""
+    manifest = kubernetes_text(options)
+    if manifest is not None:
+        _tell(notes)
+        return process.write_file(options.kubernetes_manifest, manifest)
+    if batch := slurm_script.batch_from(options):
+        _tell(notes)
+        return _write_script(options, batch, environ)
+    return None
 
 
 def _check_hosts(job: Job, starter: Starter, environ: Mapping[str, str], seconds: int | None) -> None:
