@@ -54,7 +54,19 @@ def test_an_environment_without_an_mpi_takes_debians(libmpi, tmp_path):
     (packages / "tests.pth").write_text(f"import site; site.addsitedir({site.getsitepackages()[0]!r})\n")
     python = tmp_path / "bin" / "python"
     code = "from mpi4py import MPI; import hvdlite as hvd; hvd.init(); print(MPI.Get_library_version(), hvd.size())"
-    done = run(python, "-m", "hvdlite.launch", "-np", "2", "--verbose", "python", "-c", code, PATH="/usr/bin:/bin")
+    done = run(
+        python,
+        "-m",
+        "hvdlite.launch",
+        "-np",
+        "2",
+        "--verbose",
+        "--no-label",
+        "python",
+        "-c",
+        code,
+        PATH="/usr/bin:/bin",
+    )
     assert done.returncode == 0, done.stderr
     assert "hvdrun: Open MPI 4: /usr/bin/mpirun " in done.stderr
     assert len(re.findall(r"^Open MPI v4\.1\..* 2$", done.stdout, re.MULTILINE)) == 2, done.stdout

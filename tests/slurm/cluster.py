@@ -16,6 +16,7 @@ import random
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import time
@@ -37,6 +38,7 @@ _FOREIGN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM", "SBATCH_", "SRUN_", "HYD
 # config_overrides: slurmd drains a node that has fewer CPUs than it says.
 # TmpFS: one per node, or the mpi/pmix plugins of two slurmd fight over one folder.
 # KillWait: seconds between SIGTERM and SIGKILL at the time limit.
+# Gres: four GPUs on each node, which are no GPUs; enough for Slurm to hand them out by CUDA_VISIBLE_DEVICES.
 # Partition aside: the last node, for jobs that run on while others are tested.
 _CONFIGURATION = """\
 ClusterName=tests
@@ -49,6 +51,7 @@ AuthInfo=socket={place}/munge.socket
 CredType=cred/munge
 MpiDefault=none
 MailProg=/bin/true
+GresTypes=gpu
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -79,7 +82,7 @@ PlugStackConfig={place}/plugstack.conf
 PartitionName=main Nodes={main} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 PartitionName=aside Nodes={aside} MaxTime=INFINITE State=UP OverSubscribe=NO
 """
-_NODE = "NodeName={name} NodeHostname={machine} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=1000"
+_NODE = "NodeName={name} NodeHostname={machine} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=1000 Gres=gpu:4"
 # `sh` stays, as the first process of the node, which takes care of orphans.
 _START_NODE = 'ulimit -c 0; hostname "$0" && mount -t tmpfs -o size=1g tmpfs /dev/shm && { "$@" & wait; }'
 
@@ -202,6 +205,9 @@ class Cluster:
         for name in ["state", "tmp", *(f"{what}-{node}" for what in ("spool", "tmp") for node in self.names)]:
             (self._place / name).mkdir()
         (self._place / "plugstack.conf").touch()
+        for number in range(4):  # each is /dev/null under another name
+            os.mknod(self._place / f"gpu{number}", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        (self._place / "gres.conf").write_text(f"Name=gpu File={self._place}/gpu[0-3]\n")
         machine = socket.gethostname().split(".")[0]
         ports = _free_ports(len(self.names) + 1)
         nodes = [_NODE.format(name=name, machine=machine, port=port, cpus=self._cpus)

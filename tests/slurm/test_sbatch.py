@@ -11,7 +11,8 @@ BIN = Path(sys.executable).parent
 
 LAUNCHERS = {
     "mpirun": f"{BIN}/mpirun --bind-to none {BIN}/python",
-    "hvdrun": f"{BIN}/hvdrun -np $SLURM_NTASKS python",
+    "hvdrun": f"{BIN}/hvdrun --no-label python",
+    "hvdrun over srun": f"{BIN}/hvdrun --no-label --launcher srun python",
 }
 
 

@@ -113,8 +113,16 @@ def test_the_example_for_uneven_nodes_puts_one_and_three(slurm, submit, report, 
     assert not list(tmp_path.glob("*.hosts"))
 
 
+def test_all_ranks_of_a_node_see_its_gpus_in_the_example_for_gpus(slurm, submit, tmp_path):
+    show = tmp_path / "show.py"
+    show.write_text("import os; os.write(1, (os.environ['CUDA_VISIBLE_DEVICES'] + chr(10)).encode())")
+    fewer = ["--ntasks-per-node=2", "--cpus-per-task=1", f"--output={tmp_path}/job-%j.txt"]
+    state, said = end_of(slurm, submit(*fewer, EXAMPLES / "gpu.sbatch", show), tmp_path)
+    assert (state, said) == ("COMPLETED", "0,1,2,3\n" * 4)
+
+
 @pytest.mark.parametrize("name", ["cpu", "gpu", "uneven"])
 def test_slurm_takes_the_options_of_the_examples(slurm, name):
-    options = ["--gpus-per-node=0", "--cpus-per-task=1"] if name == "gpu" else []  # there are no GPUs here
+    options = ["--cpus-per-task=1"] if name == "gpu" else []  # nodes have four CPUs here
     done = slurm.run("sbatch", "--test-only", *options, EXAMPLES / f"{name}.sbatch", "train.py", cwd=ROOT)
     assert done.returncode == 0, done.stderr
