@@ -27,7 +27,7 @@ RESULTS = ROOT / "build" / "bench"
 README, PERFORMANCE = ROOT / "benchmarks" / "README.md", ROOT / "docs" / "design" / "performance.md"
 PICTURES = ROOT / "docs" / "design"
 TIMEOUT = 900  # seconds for one job; on a quiet machine it takes a tenth of that
-HVDRUN = [sys.executable, "-m", "hvdlite.launch"]
+HVDRUN = [sys.executable, "-m", "hvdlite.launch", "--no-label"]
 BENCH = [sys.executable, "-m", "hvdlite.bench"]
 SIZES = ["--sizes", "1K,64K,1M,16M", "--vs", "mpi"]
 

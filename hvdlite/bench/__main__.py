@@ -47,7 +47,7 @@ def _start(ranks: int, arguments: Sequence[str]) -> int:
     """Start this command on so many ranks of this host, as hvdrun does."""
     from hvdlite.launch.cli import main as hvdrun
 
-    code: int = hvdrun(["-np", str(ranks), sys.executable, "-m", "hvdlite.bench", *arguments])
+    code: int = hvdrun(["-np", str(ranks), "--no-label", sys.executable, "-m", "hvdlite.bench", *arguments])
     return code
 
 
