@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,12 +49,20 @@ class Cluster:
         return call(*self.hosts.enter(host), *command)
 
     def sshd(self, host: str, *options: str) -> None:
+        """Start an sshd, and wait until it listens: its command comes back before, and its name changes then."""
+        before = self._listeners(host)
         self.on(host, "/usr/sbin/sshd", *options)
+        _until(lambda: self._listeners(host) > before)
 
     def stop_sshd(self, host: str) -> None:
-        for pid, command in self.processes(host).items():
-            if command.startswith("sshd"):
-                os.kill(pid, 9)
+        listeners = self._listeners(host)
+        assert listeners
+        for pid in listeners:
+            os.kill(pid, 9)
+        _until(lambda: not self._listeners(host))
+
+    def _listeners(self, host: str) -> set[int]:
+        return {pid for pid, said in self.processes(host).items() if "sshd" in said and "[listener]" in said}
 
     def drop(self, host: str, rule: str) -> None:
         """Let a host lose, without a word, the packets that arrive and fit `rule` (nft's)."""
@@ -114,6 +122,13 @@ class Cluster:
         while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.02)
         return left
+
+
+def _until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def call(*command: str) -> str:
