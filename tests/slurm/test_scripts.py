@@ -37,9 +37,9 @@ def environment_on_path(monkeypatch):
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
 
 
-def end_of(slurm, job, folder, name="job"):
+def end_of(slurm, job, folder, name="job", timeout=100):
     """Return the state in which a job ended, and what it said."""
-    state = slurm.wait_for(job, ["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"], timeout=100)["JobState"]
+    state = slurm.wait_for(job, ["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"], timeout=timeout)["JobState"]
     return state, (folder / f"{name}-{job}.txt").read_text().replace(NO_BINDING, "")
 
 
@@ -95,13 +95,19 @@ def test_a_failure_is_not_queued_again(slurm, submit, write_script, report, tmp_
 
 
 @pytest.mark.slow
-def test_the_example_for_cpus_trains(slurm, tmp_path):
-    done = slurm.run("sbatch", "--parsable", f"--output={tmp_path}/job-%j.txt", EXAMPLES / "cpu.sbatch",
-                     "--epochs", "1", "--batch-size", "64", cwd=ROOT)  # fmt: skip
-    state, said = end_of(slurm, done.stdout.strip(), tmp_path)
-    assert state == "COMPLETED", said
-    (accuracy,) = re.findall(r"accuracy (\d+\.\d) %, \d+ samples/s over 4 ranks", said)
-    assert float(accuracy) > 30  # of ten digits, after six steps
+@pytest.mark.timeout(400)  # eight processes import PyTorch, and CI may have two slow cores
+def test_the_digits_train_over_srun_and_over_mpirun(slurm, tmp_path):
+    digits = ["examples/pytorch_digits.py", "--epochs", "1", "--batch-size", "64"]
+    over_mpirun = f"exec mpirun --bind-to none python {' '.join(digits)}"
+    jobs = [
+        slurm.run("sbatch", "--parsable", f"--output={tmp_path}/job-%j.txt", *script, cwd=ROOT)
+        for script in ([EXAMPLES / "cpu.sbatch", *digits[1:]], ["-N2", "--ntasks-per-node=2", "--wrap", over_mpirun])
+    ]  # side by side
+    for job in jobs:
+        state, said = end_of(slurm, job.stdout.strip(), tmp_path, timeout=300)
+        assert state == "COMPLETED", said
+        (accuracy,) = re.findall(r"accuracy (\d+\.\d) %, \d+ samples/s over 4 ranks", said)
+        assert float(accuracy) > 30  # of ten digits, after six steps
 
 
 def test_the_example_for_uneven_nodes_puts_one_and_three(slurm, submit, report, tmp_path):
