@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ def job_with_a_limit(running_cluster: Any, tmp_path_factory: pytest.TempPathFact
     report = HERE / "programs" / "report.py"
     wrap = (
         "scontrol update JobId=$SLURM_JOB_ID EndTime=now+15seconds\n"  # a limit is a minute at least
-        f"exec srun --mpi=pmix {sys.executable} {report} wait {output}.up"
+        "exec srun --mpi=pmix " + shlex.join([sys.executable, str(report), "wait", f"{output}.up"])
     )
     options = ["--partition=aside", "--ntasks=2", "--time=1", f"--output={output}", "--wrap", wrap]
     done = running_cluster.run("sbatch", "--parsable", *options)

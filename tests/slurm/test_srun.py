@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import time
 
@@ -79,7 +80,7 @@ def test_each_task_writes_into_its_own_file(slurm, report, tmp_path):
 
 
 def test_a_job_that_is_cancelled_leaves_nothing(slurm, submit, report, tmp_path):
-    command = f"exec srun --mpi=pmix {sys.executable} {report} wait {tmp_path}/up"
+    command = "exec srun --mpi=pmix " + shlex.join([sys.executable, str(report), "wait", f"{tmp_path}/up"])
     job = submit("-N2", "--ntasks-per-node=2", "-o", "%j.out", wrap=command)
     while not (tmp_path / "up").exists():
         assert slurm.state(job)["JobState"] in ("PENDING", "RUNNING", "CONFIGURING"), slurm.logs()
