@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -120,6 +121,9 @@ class _Job:
     def write(self, pieces: Sequence[Piece]) -> None:
         for stream, text in pieces:
             rest, fd = text, 1 if stream == "o" else 2
-            with contextlib.suppress(BrokenPipeError):  # nobody reads it; the job goes on
+            with contextlib.suppress(OSError):  # nobody reads it, it is closed, or its disk is full; the job goes on
                 while rest:
-                    rest = rest[os.write(fd, rest) :]
+                    try:
+                        rest = rest[os.write(fd, rest) :]
+                    except BlockingIOError:  # somebody made it so that shares it with us
+                        select.select([], [fd], [])

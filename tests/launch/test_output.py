@@ -166,3 +166,16 @@ def test_a_bar_of_rank_0_is_seen_on_a_terminal_before_its_line_ends(mpi, tmp_pat
         job.kill()
         job.wait()
         os.close(ours)
+
+
+@pytest.mark.mpi
+def test_a_job_outlives_that_its_output_cannot_be_written(mpi, tmp_path):
+    marker = tmp_path / "through"
+    code = f"import sys, time; print('hi', flush=True); time.sleep(0.5); open({str(marker)!r}, 'w'); sys.exit(3)"
+    command = [str(mpi.python), "-m", "hvdlite.launch", "-np", "1", "python", "-c", code]
+    environ = {**os.environ, "PATH": "/usr/bin:/bin", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+    environ["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, env=environ, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+    assert marker.exists()
