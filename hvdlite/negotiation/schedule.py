@@ -85,6 +85,7 @@ class Learner:
         self._waited: set[Hashable] = set()  # after these some rank waited before it went on
         self._last: frozenset[Hashable] | None = None  # what the window before had
         self._before: dict[Hashable, Step] = {}  # and that window
+        self._took = 0.0  # and its seconds
         self._lengths: set[int] = set()
         self._repeats = 0
         self.disturb(0.0)
@@ -119,18 +120,18 @@ class Learner:
         """Return the step that has ended with the last operation noted, if it has come often enough."""
         steps, repeats = self._repeated()
         if steps:
-            return self._learn(steps, _keys_of(steps), repeats, now)
+            return self._learn(steps, _keys_of(steps), repeats, now - self._opened)
         window = self._window
         if not self._has_names:
             return None
         if len(window) in self._lengths:
             repeats = self._repeats if self._last == window.keys() else 0
-            return self._learn(list(window.values()), list(window), repeats, now)
+            return self._learn(list(window.values()), list(window), repeats, now - self._opened)
         if self._repeats > self._windows and window.keys() < self._before.keys():
             # Windows have begun amid what completes together, so that none is whole when this is asked. A step that
             # ends here is as good: what the one before had after this, and this.
             steps = [step for key, step in self._before.items() if key not in window] + list(window.values())
-            return self._learn(steps, _keys_of(steps), self._repeats - 1, now)
+            return self._learn(steps, _keys_of(steps), self._repeats - 1, self._took)
         return None
 
     def ended(self, learned: Learned, cycles: int, awaited: Hashable, now: float, blameless: bool = False) -> None:
@@ -151,7 +152,7 @@ class Learner:
             known.strikes = min(known.strikes + 1, _MOST_STRIKES)
         self.disturb(now)
 
-    def _learn(self, steps: list[Step], keys: list[Hashable], repeats: int, now: float) -> Learned | None:
+    def _learn(self, steps: list[Step], keys: list[Hashable], repeats: int, took: float) -> Learned | None:
         identity = frozenset(keys)
         known = self._known.get(identity)
         needed = self._windows if known is None else 1 << known.strikes
@@ -163,7 +164,7 @@ class Learner:
             known = self._known[identity] = _Known()
             self._lengths.add(len(identity))
         cuts = known.cuts | {key for key in keys if key in self._waited}
-        patience = min(max(_STEPS_OF_PATIENCE * (now - self._opened), _SHORTEST_PATIENCE), _LONGEST_PATIENCE)
+        patience = min(max(_STEPS_OF_PATIENCE * took, _SHORTEST_PATIENCE), _LONGEST_PATIENCE)
         return Learned(cut(steps, [key in cuts for key in keys]), keys, patience, known)
 
     def _repeated(self) -> tuple[list[Step], int]:
@@ -185,9 +186,9 @@ class Learner:
     def _close(self, now: float) -> None:
         keys = frozenset(self._window)
         self._repeats = self._repeats + 1 if keys == self._last else 1
-        before, repeats = self._window, self._repeats
+        before, repeats, took = self._window, self._repeats, now - self._opened
         self._forget_window(now)
-        self._before, self._last, self._repeats = before, keys, repeats
+        self._before, self._last, self._repeats, self._took = before, keys, repeats, took
         self._lengths.add(len(keys))
 
     def _forget_window(self, now: float) -> None:

@@ -48,11 +48,11 @@ def test_a_step_is_learned_only_at_its_end():
     assert feed(learner, [named(2)]) is not None
 
 
-def feed_together(learner, steps):
+def feed_together(learner, steps, now=0.0):
     """Note what has completed in one go, and return what is learned with it."""
     for step in steps:
-        learner.note(step, False, 0.0)
-    return learner.learned(0.0)
+        learner.note(step, False, now)
+    return learner.learned(now)
 
 
 def test_a_step_is_learned_at_its_end_also_if_windows_began_amid_it():
@@ -61,6 +61,14 @@ def test_a_step_is_learned_at_its_end_also_if_windows_began_amid_it():
     for _ in range(3):
         assert feed_together(learner, [named(i) for i in (1, 2, 3)]) is None
     assert slots(feed_together(learner, [named(i) for i in (1, 2, 3)])) == [[1, 2, 3]]
+
+
+def test_patience_is_that_of_whole_windows():
+    learner = Learner()
+    feed_together(learner, [named(3)])
+    for step in range(4):
+        learned = feed_together(learner, [named(i) for i in (1, 2, 3)], now=2.0 * step)
+    assert learned.patience == 8.0
 
 
 def test_what_has_no_name_keeps_its_place_in_such_a_step():
