@@ -158,8 +158,9 @@ def _warn_of_binding(running: Runtime) -> None:
 def _alone(size: int, variable: str) -> str:
     from hvdlite.comm import mpi
 
+    library = " ".join(mpi.library_version().splitlines()[0].split(",")[0].split())  # MPICH says twelve lines
     return (
-        f"{variable}={size} says that this job has {size} ranks, but {mpi.library_version()} gave this process "
+        f"{variable}={size} says that this job has {size} ranks, but {library} gave this process "
         "a world of 1: each rank would train alone. The launcher and the MPI library do not fit together. "
         "Under Slurm use 'srun --mpi=pmix' with Open MPI or 'srun --mpi=pmi2' with MPICH ('srun --mpi=list' shows "
         "what there is); else use the mpirun of the same installation, which 'hvdrun' finds by itself. "

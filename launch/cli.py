@@ -17,7 +17,7 @@ from .flavours import HYDRAS
 from .hosts import Faults, Host, parse_hostfile, parse_hosts
 from .job import Job
 from .kubernetes_options import add_kubernetes_options, kubernetes_text
-from .starter import LAUNCHERS, Machine, Starter, find_starter, fitting_pmi
+from .starter import LAUNCHERS, Machine, Starter, check_fit, find_starter, fitting_pmi
 
 CANNOT_START = 2  # exit code when no rank was started; argparse's own
 
@@ -82,8 +82,9 @@ def _launch(options: argparse.Namespace) -> int:
     if options.print_command:
         print(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in added.items()), shlex.join(command)]))
         return 0
-    if not job.hosts:
+    if not others:  # else each host is asked whether it has it
         _check_program(job.command[0], environ["PATH"])
+    check_fit(options.launcher, starter, job, machine, environ)
     if mpirun.ROOT[0] in added:
         notes.append(f"running as root; setting {' and '.join(mpirun.ROOT)} for Open MPI")
     _tell(notes)
@@ -212,7 +213,11 @@ def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
     if options.hosts:
         return parse_hosts(options.hosts, "-H")
     if options.hostfile:
-        return parse_hostfile(process.read_file(options.hostfile), options.hostfile)
+        try:
+            text = process.read_file(options.hostfile)
+        except LaunchError as error:
+            raise LaunchError(f"--hostfile: {error}. Name a file with lines such as: node1 slots=4") from error
+        return parse_hostfile(text, options.hostfile)
     return ()
 
 
@@ -231,8 +236,12 @@ def _check_program(name: str, path: str) -> None:
     """Refuse a command that no rank could start: mpirun would say it once per rank, at length."""
     if process.which(name, path):
         return
-    hint = f" Did you mean: python {name}?" if name.endswith(".py") else ""
-    raise LaunchError(f"command {name!r} is not a program, neither as a path nor on PATH.{hint}")
+    wrong, remedy = "is not a program, neither as a path nor on PATH", "Correct its name, or give its whole path"
+    if "/" in name and process.is_file(name):
+        wrong, remedy = "is a file that may not be run", f"If it is a program: chmod +x {shlex.quote(name)}"
+    if name.endswith(".py"):
+        remedy = f"Did you mean: python {name}?"
+    raise LaunchError(f"command {name!r} {wrong}. {remedy}")
 
 
 def _parser() -> argparse.ArgumentParser:

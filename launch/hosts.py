@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hvdlite.errors import LaunchError
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]+$")
+_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?$")  # others make the resolver raise
 _MOST_NAMES = 65536  # of one range: a[1-999999999] is a typing mistake, and would fill the memory
 
 

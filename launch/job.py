@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .allocation import Allocation
 from .hosts import Faults, Host, filled, parse_hostfile, parse_hosts, shown
 
-__all__ = ["Faults", "Host", "Job", "parse_hostfile", "parse_hosts"]
+__all__ = ["Faults", "Host", "Job", "is_python", "parse_hostfile", "parse_hosts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,11 @@ class Job:
         return faults
 
 
+def is_python(program: str) -> bool:
+    return re.match(r"python[\d.]*$", program.rpartition("/")[2]) is not None
+
+
 def _reads_program_from_stdin(command: tuple[str, ...]) -> bool:
     """Return whether it is `python -`, with flags or without."""
     arguments = [argument for argument in command[1:] if not re.fullmatch(r"-[A-Zbdiqsuvx]+", argument)]
-    return re.match(r"python[\d.]*$", command[0].rpartition("/")[2]) is not None and arguments[:1] == ["-"]
+    return is_python(command[0]) and arguments[:1] == ["-"]

@@ -56,6 +56,10 @@ def which(name: str, path: str) -> str | None:
     return shutil.which(name, path=path)
 
 
+def is_file(path: str) -> bool:
+    return os.path.isfile(path)
+
+
 def read_file(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .flavours import HYDRAS, OPEN_MPIS, Flavour
-from .job import Job
+from .job import Job, is_python
 
 WAIT = 10  # seconds for ssh to connect, unless told otherwise; also what the rest may take
 _CONNECT = 3  # seconds for a connection between hosts; neighbours answer within milliseconds
@@ -94,7 +94,9 @@ def remote_shell(job: Job, flavour: Flavour, environ: Mapping[str, str]) -> list
     command = shlex.split((agent or "ssh").partition(":")[0])
     command += job.ssh or shlex.split(given)
     if command[0].rpartition("/")[2] == "ssh":  # no question to a terminal, and no endless wait
-        command += ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={WAIT}"]
+        command += ["-o", "BatchMode=yes"]
+        if not any("ConnectTimeout=" in word for word in command):
+            command += ["-o", f"ConnectTimeout={WAIT}"]
     return command
 
 
@@ -113,10 +115,6 @@ def question(job: Job, launcher: str, directory: str, environ: Mapping[str, str]
         code=shlex.quote(_CODE),
         targets=shlex.join(targets),
     )
-
-
-def is_python(program: str) -> bool:
-    return re.match(r"python[\d.]*$", program.rpartition("/")[2]) is not None
 
 
 def ports_are_chosen(job: Job, environ: Mapping[str, str]) -> bool:
@@ -150,7 +148,9 @@ def read(said: str) -> Answer | None:
     )
 
 
-def no_answer(host: str, address: str, code: int | None, said: str, command: Sequence[str]) -> str:
+def no_answer(
+    host: str, address: str, code: int | None, said: str, command: Sequence[str], seconds: float = 2 * WAIT
+) -> str:
     """Return why a host gave no answer: from what ssh said, and its exit code (None: it had to be ended)."""
     where = f" ({address})" if address and address != host else ""
     port = _after(command, "-p") or "22"
@@ -172,7 +172,7 @@ def no_answer(host: str, address: str, code: int | None, said: str, command: Seq
             f"Let the key in (`ssh-copy-id {host}`), or name another with -i"
         )
     if code is None:
-        return f"it was reached, but did not answer within {2 * WAIT} s. {again}"
+        return f"it was reached, but did not answer within {seconds:g} s. {again}"
     return f"{command[0]} ended with {code} and said: {last}. {again}"
 
 

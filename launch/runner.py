@@ -134,10 +134,22 @@ def start(command: Sequence[str], out: int, err: int) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         os.execvp(command[0], list(command))
     except OSError as error:
-        os.write(2, f"hvdrun: {command[0]!r} cannot be run on {os.uname().nodename}: {error.strerror}\n".encode())
+        told = (
+            f"hvdrun: {command[0]!r} cannot be run on {os.uname().nodename}: {error.strerror}{_hint(command[0], error)}"
+        )
+        os.write(2, f"{told}\n".encode())
         os._exit(126 if error.errno == errno.EACCES else 127)
     finally:
         os._exit(1)
+
+
+def _hint(program: str, error: OSError) -> str:
+    """Return what the kernel's words leave out: they are the same for a missing program and a missing interpreter."""
+    if error.errno == errno.ENOENT and os.path.exists(program):
+        return ". The file is there: correct its first line, whose interpreter (#!) is missing"
+    if error.errno == errno.ENOEXEC:
+        return ". It is no program of this machine; a script needs a first line such as #!/bin/sh"
+    return ""
 
 
 def copy_until_end(pid: int, sources: dict[int, str], write: Callable[[str, bytes], None]) -> tuple[int, float]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hvdlite.errors import LaunchError
 
 from .allocation import Scheduler
-from .flavours import Flavour, flavour_of, pmi_of
-from .job import Job
+from .flavours import HYDRAS, OPEN_MPIS, Flavour, flavour_of, pmi_of
+from .job import Job, is_python
 from .mpirun import find_mpirun
 
 LAUNCHERS = ("auto", "mpirun", "srun", "jsrun")
@@ -54,6 +54,42 @@ def find_starter(wanted: str, job: Job, machine: Machine) -> Starter:
     if wanted == "jsrun":
         return Starter(Flavour.JSRUN, found)
     return Starter(Flavour.SRUN, found, _pmi(found, machine))
+
+
+def check_fit(wanted: str, starter: Starter, job: Job, machine: Machine, environ: Mapping[str, str]) -> None:
+    """Refuse a Python beside which another family's mpirun lies: it would load that MPI, and each rank run alone.
+
+    Relatives are let through: MPICH's and Intel's start each other's ranks. So is who names an MPI for mpi4py, or
+    a launcher: `wanted` is not "auto".
+    """
+    if wanted != "auto":
+        return
+    python, chosen = job.command[0], "MPI4PY_LIBMPI"
+    found = machine.which(python, machine.path) if is_python(python) else None
+    named = {export.partition("=")[0] for export in job.exports}
+    if not found or chosen in environ or chosen in named:
+        return
+    folder = found.rpartition("/")[0]
+    other = machine.which("mpirun", folder)
+    if other in (None, starter.program):
+        return
+    flavour = _flavour_or_none(machine.ask([other, "--version"]))
+    families = [next((family for family in (OPEN_MPIS, HYDRAS) if one in family), None)
+                for one in (starter.flavour, flavour)]  # fmt: skip
+    if flavour and None not in families and families[0] != families[1]:
+        raise LaunchError(
+            f"two MPIs: {starter.program} is {starter.flavour.value}, but {python!r} is {found}, with "
+            f"{flavour.value} beside it; each rank would run alone. Start the job with that environment's own hvdrun "
+            f"({folder}/python -m hvdlite.launch), or with the Python of this one ({machine.bin_dir}/python). "
+            f"If they do fit, say so with --launcher mpirun"
+        )
+
+
+def _flavour_or_none(version: str) -> Flavour | None:
+    try:
+        return flavour_of(version)
+    except LaunchError:
+        return None
 
 
 def _first(scheduler: Scheduler | None, machine: Machine) -> str:

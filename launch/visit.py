@@ -46,7 +46,7 @@ def check_hosts(job: Job, starter: Starter, environ: Mapping[str, str], seconds:
     silent: dict[str, list[str]] = {}
     for name, outcome in outcomes.items():
         if name not in answers and name != _HERE:
-            why = reach.no_answer(name, addresses[name], outcome.code, outcome.err, shell)
+            why = reach.no_answer(name, addresses[name], outcome.code, outcome.err, shell, limit)
             silent.setdefault(why, []).append(name)
     found = reach.grouped(silent)
     if here := answers.get(_HERE):

@@ -56,6 +56,13 @@ def test_silence_has_a_cause_and_a_remedy(said, message):
 
 def test_a_host_that_was_reached_and_says_nothing():
     assert "did not answer within 20 s" in reach.no_answer("b", "", None, "", ["ssh"])
+    assert "did not answer within 11 s" in reach.no_answer("b", "", None, "", ["ssh"], 11.0)
+
+
+def test_ssh_is_told_once_how_long_to_wait():
+    job = Job(command=("x",), ranks=1, ssh=("-o", "ConnectTimeout=1"))
+    shell = reach.remote_shell(job, Flavour.OPEN_MPI, {})
+    assert shell == ["ssh", "-o", "ConnectTimeout=1", "-o", "BatchMode=yes"]
 
 
 def test_a_missing_ssh_is_named():

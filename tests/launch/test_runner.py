@@ -67,6 +67,18 @@ def test_a_missing_program_is_told():
     assert kinds["x"].startswith(b"127 ")
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "hint"),
+    [("#!/no/such/interpreter\n", 127, b"whose interpreter (#!) is missing"), ("true\n", 127, b"needs a first line")],
+)
+def test_a_script_that_the_kernel_refuses_is_told_with_the_remedy(tmp_path, text, code, hint):
+    (tmp_path / "script").write_text(text)
+    (tmp_path / "script").chmod(0o755)
+    ended, kinds = told("--", str(tmp_path / "script"))
+    assert ended == code
+    assert hint in kinds["e"]
+
+
 def test_with_files_only_the_end_of_a_failure_is_told(tmp_path):
     command = ["sh", "-c", "seq 10000; echo bad >&2; exit 2"]
     code, kinds = told("--files", f"{tmp_path}/a b", "--width", "2", "--", *command)

