@@ -76,19 +76,29 @@ class Teller:
 
 
 class Files:
-    """`stdout` and `stderr` in a folder of this rank's, instead of hvdrun's own output."""
+    """`stdout` and `stderr` in a folder of this rank's, instead of hvdrun's own output.
 
-    def __init__(self, folder: str) -> None:
+    Args:
+        warn: told, once, why what the program says is lost from here on. The program goes on.
+    """
+
+    def __init__(self, folder: str, warn: Callable[[OSError], None]) -> None:
         os.makedirs(folder, exist_ok=True)
         self._fds = {
             kind: os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             for kind, name in (("o", "stdout"), ("e", "stderr"))
         }
+        self._warn, self._is_lost = warn, False
         self.last = b""
 
     def write(self, kind: str, data: bytes) -> None:
-        os.write(self._fds[kind], data)
         self.last = (self.last + data)[-_KEPT:]
+        try:
+            while data and not self._is_lost:
+                data = data[os.write(self._fds[kind], data) :]
+        except OSError as error:
+            self._is_lost = True
+            self._warn(error)
 
 
 def terminal(columns: int) -> tuple[int, int]:
@@ -195,10 +205,19 @@ def _pass_on(fd: int, kind: str, write: Callable[[str, bytes], None]) -> bool:
 def end(pid: int) -> None:
     """End the program, and what it has started where that is in a process group of this rank's."""
     send, target = (os.killpg, 0) if os.getpgrp() == os.getpid() else (os.kill, pid)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            send(target, number)
-        time.sleep(_GRACE)
+    with contextlib.suppress(ChildProcessError, ProcessLookupError):  # it has ended, and its number may be another's
+        if _has_ended(pid):
+            return
+        send(target, signal.SIGTERM)
+        until = time.monotonic() + _GRACE
+        while not _has_ended(pid) and time.monotonic() < until:
+            time.sleep(0.02)
+        send(target, signal.SIGKILL)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether it has, and leave it to be waited for. Raises ChildProcessError if that was done already."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def end_as(code: int) -> int:
@@ -220,11 +239,15 @@ def main(argv: Sequence[str]) -> int:
     host, teller = os.uname().nodename, Teller(rank)
     teller.tell("s", host.encode())
     files = None
+
+    def warn(error: OSError) -> None:
+        teller.tell("e", f"hvdrun: cannot write output on {host}: {error}\n".encode())
+
     if "--files" in options:
         try:
-            files = Files(f"{options['--files']}/rank.{rank:0{options['--width']}}")
+            files = Files(f"{options['--files']}/rank.{rank:0{options['--width']}}", warn)
         except OSError as error:
-            teller.tell("e", f"hvdrun: cannot write output on {host}: {error}\n".encode())
+            warn(error)
             teller.tell("x", f"1 {time.time():.6f} {host}".encode())
             return 1
     out, their_out = terminal(int(options.get("--columns", "0")))

@@ -77,9 +77,8 @@ class Screen:
         pieces = []
         for (rank, stream), source in sorted(self._sources.items()):
             if source.begun:
-                end = b"\n" if self._style.label or len(self._tails) > 1 or stream in self._style.columns else b""
                 self._keep(rank, [source.begun])
-                pieces.append((stream, self._in_front(rank) + self._as_seen(source.begun + end, stream)))
+                pieces.append((stream, self._in_front(rank) + self._as_seen(source.begun + self._end(stream), stream)))
                 source.begun = b""
         return self._drawn(pieces)
 
@@ -102,7 +101,7 @@ class Screen:
     def _overdue(self, source: _Source, stream: str) -> list[bytes]:
         """Take what has been held back for too long from what is begun."""
         if len(source.begun) > _LONGEST:
-            line, source.begun = source.begun + b"\n", b""
+            line, source.begun = source.begun + self._end(stream), b""
             return [line]
         if stream in self._style.columns or self._clock() < source.since + _REDRAWN:
             return []
@@ -112,6 +111,10 @@ class Screen:
             return []
         source.since = self._clock()
         return [drawn.strip(b"\r") + b"\n"] if drawn.strip(b"\r") else []
+
+    def _end(self, stream: str) -> bytes:
+        """Return what ends a line that has no end: nothing where it is one rank's alone, byte by byte."""
+        return b"\n" if self._style.label or len(self._tails) > 1 or stream in self._style.columns else b""
 
     def _as_seen(self, line: bytes, stream: str) -> bytes:
         """Return a line as a terminal would show it in the end: what stands in front would be overwritten otherwise."""

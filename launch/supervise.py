@@ -5,7 +5,6 @@ What to show is decided in `screen`, what to say at the end in `verdict`; here i
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import selectors
@@ -76,6 +75,7 @@ class _Job:
     screen: Screen
     verbose: bool
     held: list[tuple[float, Piece]] = field(default_factory=list)  # the launcher's own words, and since when
+    lost: set[str] = field(default_factory=set)  # streams that could not be written
 
     def read(self, child: subprocess.Popen[bytes]) -> None:
         """Read what the launcher forwards until it has ended."""
@@ -121,9 +121,21 @@ class _Job:
     def write(self, pieces: Sequence[Piece]) -> None:
         for stream, text in pieces:
             rest, fd = text, 1 if stream == "o" else 2
-            with contextlib.suppress(OSError):  # nobody reads it, it is closed, or its disk is full; the job goes on
+            try:
                 while rest:
                     try:
                         rest = rest[os.write(fd, rest) :]
                     except BlockingIOError:  # somebody made it so that shares it with us
                         select.select([], [fd], [])
+            except OSError as error:  # nobody reads it, it is closed, or its disk is full; the job goes on
+                self._note_loss(stream, error)
+
+    def _note_loss(self, stream: str, error: OSError) -> None:
+        """Say once that what ranks write does not arrive. Nothing where the reader has had enough, as `head` has."""
+        if stream in self.lost:
+            return
+        self.lost.add(stream)
+        if not isinstance(error, BrokenPipeError):
+            what = "standard output" if stream == "o" else "standard error"
+            words = f"hvdrun: cannot write to {what}, so some of it is lost, and the job goes on: {error.strerror}\n"
+            self.write([("e", words.encode())])

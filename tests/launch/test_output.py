@@ -178,4 +178,5 @@ def test_a_job_outlives_that_its_output_cannot_be_written(mpi, tmp_path):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, env=environ, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.count("hvdrun: cannot write to standard output") == 1 and "No space left" in done.stderr
     assert marker.exists()

@@ -95,6 +95,16 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     assert kinds["e"].startswith(b"hvdrun: cannot write output on ")
 
 
+def test_a_disk_that_is_full_ends_no_program(tmp_path):
+    (tmp_path / "rank.3").mkdir()
+    (tmp_path / "rank.3" / "stdout").symlink_to("/dev/full")
+    command = ["sh", "-c", "echo 1; sleep 0.2; echo 2; echo 3 >&2; exit 4"]
+    code, kinds = told("--files", str(tmp_path), "--width", "1", "--", *command)
+    assert code == 4
+    assert kinds["e"].count(b"hvdrun: cannot write output on ") == 1 and b"No space left" in kinds["e"]
+    assert b"2\n" in kinds["t"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_program_does_not_outlive_it(number, tmp_path):
     # As launchers do it: SIGTERM for the group, SIGKILL for the process that was started.
@@ -108,8 +118,11 @@ def test_the_program_does_not_outlive_it(number, tmp_path):
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
 
 
-def test_without_its_launcher_it_ends_the_program(tmp_path):
+@pytest.mark.parametrize("deaf", [False, True])
+def test_without_its_launcher_it_ends_the_program(tmp_path, deaf):
     code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(100)"
+    if deaf:
+        code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {code}"
     launcher = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True, stderr=-3).wait()"
     command = [*RUNNER, "--", sys.executable, "-c", code, str(tmp_path / "pid")]
     started = subprocess.Popen([sys.executable, "-c", launcher, *command], stdin=subprocess.DEVNULL)

@@ -127,3 +127,9 @@ def test_what_only_looks_like_a_frame_is_text():
     reader = FrameReader()
     found = reader.feed(b"a\x1eb c\n\x1e1 o") + reader.feed(b"x" * 2000) + reader.feed(b"\x1e") + reader.feed(b"")
     assert b"".join(one for one in found if isinstance(one, bytes)) == b"a\x1eb c\n\x1e1 o" + b"x" * 2000 + b"\x1e"
+
+
+def test_what_one_rank_writes_without_labels_comes_out_byte_by_byte():
+    data, step = bytes(3 * 2**20), 700_000
+    pieces = [(0, "o", data[at : at + step]) for at in range(0, len(data), step)]
+    assert written(Screen(Style(label=False)), *pieces)["o"] == data
