@@ -83,9 +83,8 @@ class Learner:
         self._windows = windows
         self._known: dict[frozenset[Hashable], _Known] = {}
         self._waited: set[Hashable] = set()  # after these some rank waited before it went on
-        self._last: frozenset[Hashable] | None = None  # what the window before had
-        self._before: dict[Hashable, Step] = {}  # and that window
-        self._took = 0.0  # and its seconds
+        self._before: dict[Hashable, Step] = {}  # the window before, if it has just ended
+        self._took = 0.0  # its seconds
         self._lengths: set[int] = set()
         self._repeats = 0
         self.disturb(0.0)
@@ -125,7 +124,7 @@ class Learner:
         if not self._has_names:
             return None
         if len(window) in self._lengths:
-            repeats = self._repeats if self._last == window.keys() else 0
+            repeats = self._repeats if self._before.keys() == window.keys() else 0
             return self._learn(list(window.values()), list(window), repeats, now - self._opened)
         if self._repeats > self._windows and window.keys() < self._before.keys():
             # Windows have begun amid what completes together, so that none is whole when this is asked. A step that
@@ -184,12 +183,11 @@ class Learner:
         recent.append(step)
 
     def _close(self, now: float) -> None:
-        keys = frozenset(self._window)
-        self._repeats = self._repeats + 1 if keys == self._last else 1
-        before, repeats, took = self._window, self._repeats, now - self._opened
+        window, took = self._window, now - self._opened
+        repeats = self._repeats + 1 if window.keys() == self._before.keys() else 1
         self._forget_window(now)
-        self._before, self._last, self._repeats, self._took = before, keys, repeats, took
-        self._lengths.add(len(keys))
+        self._before, self._repeats, self._took = window, repeats, took
+        self._lengths.add(len(window))
 
     def _forget_window(self, now: float) -> None:
         self._window: dict[Hashable, Step] = {}
@@ -197,7 +195,6 @@ class Learner:
         self._occurrences: Counter[Hashable] = Counter()  # of operations without names
         self._has_names = False
         self._opened = now
-        self._last = None
         self._repeats = 0  # windows in a row equal to the last one
         self._lengths = {len(keys) for keys in self._known}
         if len(self._waited) > _LONGEST_STEP:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
-from hvdlite import runtime
+from hvdlite import lowlevel, runtime
 from hvdlite.observe import log
 
 SIZES = [1, 2, 3, 4, 7]
@@ -437,3 +437,28 @@ def test_random_programs_give_what_asking_each_time_gives(run, seed):
         return True
 
     assert run(size, body) == [True] * size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_step_that_completes_at_once_is_learned_although_windows_began_amid_it(on_ranks, size):
+    def together(rank, names, step):
+        arrays = [np.full(3, value(rank, what, step)) for what in names]
+        items = [lowlevel.Item(array, np.empty(3)) for array in arrays]
+        handles = lowlevel.start(
+            lowlevel.Kind.ALLREDUCE, names, items, hvd.global_process_set, op=hvd.Sum, grouped=False
+        )
+        for what, item, handle in zip(names, items, handles, strict=True):
+            handle.wait()
+            assert item.target.tolist() == [total(size, what, step)] * 3, (what, step)
+
+    def body(rank, size):
+        followed = []
+        for step in range(30):
+            if step == 10:  # ends the schedule, and the next window begins with the last of a step
+                together(rank, ["c"], 100)
+            one(rank, size, "nameless", step, named=False)
+            together(rank, ["a", "b", "c"], step)
+            followed.append(follows())
+        return followed[9], followed[10], followed[-1]
+
+    assert meeting(on_ranks, size, body) == [(True, False, True)] * size
