@@ -56,6 +56,7 @@ def stop_gloo(folder: str, comm: Ranks) -> None:
 
     comm.Barrier()
     dist.destroy_process_group()
+    comm.Barrier()  # a store that is left while its file goes away waits for it, five minutes
     if comm.rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
 
