@@ -125,7 +125,7 @@ def _handed_on(options: argparse.Namespace) -> tuple[str, ...]:
         args += ["--start-timeout", str(options.start_timeout)]
     switches = {
         "--as-horovod": options.as_horovod, "--label": options.label, "--no-label": options.label is False,
-        "--raw": options.raw, "--tcp": options.tcp,
+        "--raw": options.raw, "--no-host-check": options.unchecked, "--tcp": options.tcp,
         "--prefix-output-with-timestamp": options.stamped, "--verbose": options.verbose,
     }  # fmt: skip
     return (*args, *(option for option, given in switches.items() if given))

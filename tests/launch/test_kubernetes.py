@@ -134,6 +134,7 @@ def test_a_fault_is_told(capsys, arguments, told):
 
 def test_what_hvdrun_is_told_reaches_the_hvdrun_in_the_pod(tmp_path, capsys):
     options = ["--launcher", "mpirun", "--output-filename", "/logs", "--network-interfaces", "eth0,eth1", "--label"]
+    options += ["--no-host-check"]
     options += ["--binding-args=--map-by core", "--start-timeout", "9", "--tcp", "--prefix-output-with-timestamp"]
     given = ["-np", "2", *options, "--verbose"]
     text = written(tmp_path / "job.json", [*given, "--image", "i", "--cycle-time-ms", "1"], ["true"])
