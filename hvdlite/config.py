@@ -141,7 +141,9 @@ class Config:
     backend: str = knob("auto", BACKENDS, "algorithm for collectives; auto: chosen by size and hosts")
     shared_memory: bool = knob(True, FLAG, "use shared memory between the ranks of a host")
     shared_memory_dir: str = knob("/dev/shm", TEXT, "where the segments are made, a directory in memory", shared=False)
-    peer_memory: bool = knob(True, FLAG, "let ranks of a host copy straight between their tensors, where they may")
+    peer_memory: bool = knob(
+        True, FLAG, "let ranks of a host copy straight between their tensors, where they may and it is faster"
+    )
     shared_memory_piece: int = knob(2**20, PIECE, "largest piece reduced at once in shared memory, bytes per rank")
     hierarchical: bool = knob(
         True, FLAG, "between hosts, combine the ranks of a host in shared memory first",

@@ -17,7 +17,7 @@ from hvdlite.collectives.local import LocalBackend
 from hvdlite.collectives.mpi_native import MpiNativeBackend
 from hvdlite.collectives.reference import ReferenceBackend
 from hvdlite.collectives.ring import CHUNK_BYTES, RingBackend
-from hvdlite.collectives.shared_memory import DIRECT_BYTES, SharedMemoryBackend, segment_bytes
+from hvdlite.collectives.shared_memory import SharedMemoryBackend, segment_bytes
 from hvdlite.collectives.tree import TreeBackend, is_tiny
 from hvdlite.comm.base import Communicator
 from hvdlite.dtypes import ReduceOp, name_of
@@ -176,7 +176,7 @@ def make_backends(
     piece_bytes: int = PIECE_BYTES,
     chunk_bytes: int = CHUNK_BYTES,
     peer_memory: bool = True,
-    direct_bytes: int = DIRECT_BYTES,
+    direct_bytes: int | None = None,
     small_bytes: int = SMALL_BYTES,
     tunable: bool = False,
 ) -> Backends:
@@ -188,7 +188,8 @@ def make_backends(
         piece_bytes: how much of each rank's data is in shared memory at a time.
         chunk_bytes: how much the ring sends at a time.
         peer_memory: False leaves the peers' memory alone (equal on all ranks).
-        direct_bytes: from this size allreduce on one host goes through the peers' memory, where it may.
+        direct_bytes: from this size allreduce on one host goes through the peers' memory, where it may. None: where
+            that is faster, too.
         small_bytes: at most this many bytes are a small message between hosts.
         tunable: leave room for the pieces that a tuner may ask for.
     """

@@ -7,8 +7,9 @@ ahead of another. Allreduce of large messages by more than two ranks has a step 
 rank reduces its *slice* of everybody's values, and what is drained are the reduced slices. Short
 messages and two ranks just *exchange* everything.
 
-Where the kernel lets ranks copy between each other's tensors, more than some bytes go another way: allreduce that of
-`collectives/direct.py`, as does what lies in memory of all ranks anyway, allgather and broadcast that of `copies.py`.
+Where the kernel lets ranks copy between each other's tensors, and a trial shows that it does so fast, more than some
+bytes go another way: allreduce that of `collectives/direct.py`, as does what lies in memory of all ranks anyway,
+allgather and broadcast that of `copies.py`.
 
                           waits per round   bytes copied + bytes reduced per rank     P = ranks
     allreduce, exchange   1                 S + P S                                   S = buffer bytes
@@ -35,6 +36,7 @@ from hvdlite.collectives.copies import Copies
 from hvdlite.collectives.direct import TABLE_BYTES, Direct, How
 from hvdlite.collectives.pack import Scratch, as_bytes, concatenate, distribute, offsets, total_length
 from hvdlite.collectives.schedules import Part, chunks, pieces, split_aligned, within
+from hvdlite.collectives.trial import fastest
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.peer_memory import PeerMemory
 from hvdlite.comm.shared import SharedSegment
@@ -46,8 +48,9 @@ _ROUNDS_HELD = 3  # rounds in a block: one being filled, one being drained, one 
 _LINE = 64  # bytes; slices and areas start at multiples, so that no two ranks write one cache line
 _FILLED, _REDUCED, _DRAINED = 0, 1, 2  # flag slots: how many rounds this rank has filled, …
 
-# From this many bytes on, reading the peers' memory beats copies through blocks.
-DIRECT_BYTES = 128 * 1024
+# From this many bytes on, reading the peers' memory beats copies through blocks, where the kernel copies fast.
+_DIRECT_BYTES = 128 * 1024
+_TRIAL_BYTES, _MOST_TRIAL_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
 
 # Up to this many bytes read from others, reading them all costs less than a second wait does.
 _EXCHANGE_BYTES = 64 * 1024
@@ -74,7 +77,8 @@ class SharedMemoryBackend(Backend):
             the cache, large enough that a round outlasts its waits.
         peers: the memory of the other ranks, where it may be touched.
         direct_bytes: from this size allreduce of two ranks goes through `peers`; of P ranks, from (P - 1)**2 times it.
-            Allgather (the result) and broadcast do from 2 (P - 1)**3 times it.
+            Allgather (the result) and broadcast do from 2 (P - 1)**3 times it. None: from 128 KiB, if the first call
+            that is so large finds that faster on this machine.
     """
 
     name = "shared_memory"
@@ -86,7 +90,7 @@ class SharedMemoryBackend(Backend):
         segment: SharedSegment,
         piece_bytes: int,
         peers: PeerMemory | None = None,
-        direct_bytes: int = DIRECT_BYTES,
+        direct_bytes: int | None = None,
     ) -> None:
         super().__init__(comm, kernels)
         self._segment = segment
@@ -96,9 +100,11 @@ class SharedMemoryBackend(Backend):
         self._scratch = Scratch()
         self._adasum = Adasum(comm, kernels)
         self._direct = Direct(comm, kernels, segment, peers, self._piece_bytes)
-        self._direct_bytes = math.inf if peers is None else direct_bytes * (comm.size - 1) ** 2
+        self._peers_are_faster = None if direct_bytes is None else True  # None: nobody has tried
+        least = _DIRECT_BYTES if direct_bytes is None else direct_bytes
+        self._direct_bytes = math.inf if peers is None else least * (comm.size - 1) ** 2
         self._copies = None if peers is None else Copies(segment, peers)
-        self._copy_bytes = 2 * direct_bytes * (comm.size - 1) ** 3
+        self._copy_bytes = 2 * least * (comm.size - 1) ** 3
 
     def allreduce(
         self,
@@ -116,10 +122,27 @@ class SharedMemoryBackend(Backend):
             return
         how = (op, prescale, finish)
         with np.errstate(all="ignore"):
-            if length * sources[0].itemsize >= self._direct_bytes:
+            if length * sources[0].itemsize >= self._direct_bytes and self._peers_win():
                 self._direct.through_peers(sources, targets, how, self._through_blocks)
             else:
                 self._through_blocks(sources, targets, how)
+
+    def _peers_win(self) -> bool:
+        """Return whether the kernel copies between ranks fast enough; tries it the first time. All ranks call it."""
+        if self._peers_are_faster is None:
+            nbytes = min(max(_TRIAL_BYTES, self._direct_bytes), _MOST_TRIAL_BYTES)
+            values = [np.full(int(nbytes) // 4, 0, np.float32)]  # written, so that no page is missing
+            how = (ReduceOp.SUM, 1.0, NO_FINISH)
+
+            def add_up(seconds: Array) -> None:
+                self._through_blocks([seconds], [seconds], how)
+
+            ways = (
+                lambda: self._through_blocks(values, values, how),
+                lambda: self._direct.through_peers(values, values, how, self._through_blocks),
+            )
+            self._peers_are_faster = fastest(ways, add_up) == 1
+        return self._peers_are_faster
 
     def _through_blocks(self, sources: Sequence[Array], targets: Sequence[Array], how: How) -> None:
         length, dtype = total_length(sources), sources[0].dtype
@@ -192,7 +215,7 @@ class SharedMemoryBackend(Backend):
     def allgather(self, sources: Sequence[Array], counts: Sequence[Sequence[int]], targets: Sequence[Array]) -> None:
         if self._copies is not None:
             total = sum(sum(count) * source.itemsize for count, source in zip(counts, sources, strict=True))
-            if total >= self._copy_bytes:
+            if total >= self._copy_bytes and self._peers_win():
                 self._copies.allgather(sources, counts, targets, self._gather)
                 return
         self._gather(sources, counts, targets)
@@ -224,7 +247,7 @@ class SharedMemoryBackend(Backend):
 
     def broadcast(self, array: Array, root: int) -> None:
         copies = self._copies if array.nbytes >= self._copy_bytes else None
-        if copies is not None and copies.broadcast(array, root):
+        if copies is not None and self._peers_win() and copies.broadcast(array, root):
             return
         raw, blocks = as_bytes(array), self._blocks(SUPPORTED["uint8"])
         rounds = -(-raw.size // self._piece_bytes)
