@@ -189,7 +189,7 @@ def make_backends(
         chunk_bytes: how much the ring sends at a time.
         peer_memory: False leaves the peers' memory alone (equal on all ranks).
         direct_bytes: from this size allreduce on one host goes through the peers' memory, where it may. None: where
-            that is faster, too.
+            that is faster, too (`SharedMemoryBackend`).
         small_bytes: at most this many bytes are a small message between hosts.
         tunable: leave room for the pieces that a tuner may ask for.
     """

@@ -50,7 +50,7 @@ _FILLED, _REDUCED, _DRAINED = 0, 1, 2  # flag slots: how many rounds this rank h
 
 # From this many bytes on, reading the peers' memory beats copies through blocks, where the kernel copies fast.
 _DIRECT_BYTES = 128 * 1024
-_TRIAL_BYTES, _MOST_TRIAL_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
+_TRIAL_BYTES, _MOST_TRIAL_BYTES = 4 * 2**20, 16 * 2**20  # tried with; more than the first where less goes by blocks
 
 # Up to this many bytes read from others, reading them all costs less than a second wait does.
 _EXCHANGE_BYTES = 64 * 1024
@@ -77,8 +77,8 @@ class SharedMemoryBackend(Backend):
             the cache, large enough that a round outlasts its waits.
         peers: the memory of the other ranks, where it may be touched.
         direct_bytes: from this size allreduce of two ranks goes through `peers`; of P ranks, from (P - 1)**2 times it.
-            Allgather (the result) and broadcast do from 2 (P - 1)**3 times it. None: from 128 KiB, if the first call
-            that is so large finds that faster on this machine.
+            Allgather (the result) and broadcast do from 2 (P - 1)**3 times it. None: 128 KiB, and the first call that
+            is large enough tries whether `peers` or blocks are faster on this machine; that holds from then on.
     """
 
     name = "shared_memory"

@@ -31,6 +31,16 @@ def test_the_fastest_of_all_ranks_wins_whatever_one_turn_took(monkeypatch, other
     assert trial.fastest([way, way], add_up) == (0 if other == [0.0, 0.0] else 1)
 
 
+def watch(owner, name, calls):
+    real = getattr(owner, name)
+
+    def noting(*args):
+        calls.append(name)
+        return real(*args)
+
+    setattr(owner, name, noting)
+
+
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("winner", ["blocks", "peers"])
 def test_large_tensors_go_the_way_that_won_and_it_is_tried_once(monkeypatch, size, winner):
@@ -51,8 +61,9 @@ def test_large_tensors_go_the_way_that_won_and_it_is_tried_once(monkeypatch, siz
         segment = comm.shared_segment(segment_bytes(PIECE))
         backend = SharedMemoryBackend(comm, Kernels(), segment, PIECE, comm.peer_memory())
         calls = []
-        real = backend._direct.through_peers
-        backend._direct.through_peers = lambda *args: (calls.append(1), real(*args))
+        watch(backend._direct, "through_peers", calls)
+        watch(backend._copies, "allgather", calls)
+        watch(backend._copies, "broadcast", calls)
         small = np.ones(3)
         backend.allreduce([small], [small], ReduceOp.SUM)
         assert small.tolist() == [size] * 3
@@ -61,10 +72,17 @@ def test_large_tensors_go_the_way_that_won_and_it_is_tried_once(monkeypatch, siz
             values = np.arange(large, dtype=np.float64) + comm.rank
             backend.allreduce([values], [values], ReduceOp.SUM)
             np.testing.assert_array_equal(values, np.arange(large) * size + size * (size - 1) // 2)
-            backend.broadcast(values, size - 1)
+            everybody = np.empty(large * size)
+            backend.allgather([values + comm.rank], [[large] * size], [everybody])
+            for rank in range(size):
+                np.testing.assert_array_equal(everybody[rank * large : (rank + 1) * large], values + rank)
+            sent = values + comm.rank
+            backend.broadcast(sent, size - 1)
+            np.testing.assert_array_equal(sent, values + size - 1)
         backend.close()
-        return len(calls)
+        return calls
 
-    direct = 1 if winner == "blocks" else 4  # the trial's own, and then the three calls
-    assert run_ranks(size, body) == [direct] * size
+    trial_alone = ["through_peers"]
+    calls = trial_alone if winner == "blocks" else trial_alone + ["through_peers", "allgather", "broadcast"] * 3
+    assert run_ranks(size, body) == [calls] * size
     assert tried == [[size * 1.0, size * 2.0]] * size
