@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -61,6 +62,8 @@ WITHOUT_JSON = {"picture", "record"}
 
 def main() -> None:
     arguments = parse_arguments()
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.exit("report.py: the last job plots with matplotlib: pip install 'hvdlite[bench]'")
     RESULTS.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     for name, command, quickly in JOBS:
