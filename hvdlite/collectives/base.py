@@ -29,6 +29,7 @@ class Backend(abc.ABC):
     """
 
     name: str
+    remark = ""  # what it has found out about this machine and goes by, for the user; follows the reason of a choice
 
     def __init__(self, comm: Communicator, kernels: Kernels) -> None:
         self.comm, self.kernels = comm, kernels

@@ -31,8 +31,13 @@ class Way(NamedTuple):
     """How a collective is run, why so, and what the timeline calls it."""
 
     backend: Backend
-    reason: str
+    chosen: str
     activity: str
+
+    @property
+    def reason(self) -> str:
+        """Why this backend, and what it goes by itself."""
+        return self.chosen + self.backend.remark
 
 
 class How(NamedTuple):

@@ -80,6 +80,7 @@ def test_large_tensors_go_the_way_that_won_and_it_is_tried_once(monkeypatch, siz
             backend.broadcast(sent, size - 1)
             np.testing.assert_array_equal(sent, values + size - 1)
         backend.close()
+        assert ("straight between" in backend.remark) == (winner == "peers")
         return calls
 
     trial_alone = ["through_peers"]
