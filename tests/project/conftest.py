@@ -15,6 +15,7 @@ FOLDERS = {
     "hvdlite": "hvdlite",
     "launch": "hvdlite.launch",
     "adapters/pytorch": "hvdlite.torch",
+    "adapters/tf": "hvdlite.tensorflow",
 }
 
 
