@@ -7,6 +7,8 @@
 For `model.fit` see `hvdlite.tensorflow.keras`, or `hvdlite.keras`. Tensors are reduced in host memory.
 """
 
+from typing import Any
+
 from hvdlite import (
     Adasum,
     Average,
@@ -62,10 +64,7 @@ from hvdlite import (
     stop_timeline,
 )
 
-from .collectives import _allreduce as _allreduce
-from .collectives import _grouped_allreduce as _grouped_allreduce
-from .collectives import _grouped_reducescatter as _grouped_reducescatter
-from .collectives import _reducescatter as _reducescatter
+from . import mpi_ops as mpi_ops
 from .collectives import (
     allgather,
     allreduce,
@@ -78,12 +77,37 @@ from .collectives import (
 )
 from .compression import Compression
 from .functions import allgather_object, broadcast_, broadcast_object, broadcast_object_fn, broadcast_variables
+from .inner_names import (
+    _allreduce as _allreduce,
+)
+from .inner_names import (
+    _executing_eagerly as _executing_eagerly,
+)
+from .inner_names import (
+    _grouped_allreduce as _grouped_allreduce,
+)
+from .inner_names import (
+    _grouped_reducescatter as _grouped_reducescatter,
+)
+from .inner_names import (
+    _make_allreduce_grads_fn as _make_allreduce_grads_fn,
+)
+from .inner_names import (
+    _reducescatter as _reducescatter,
+)
+from .inner_names import (
+    check_num_rank_power_of_2,
+    refs_to_vars,
+    vars_to_refs,
+)
 from .joining import join
+from .mpi_ops import handle_average_backwards_compatibility
+from .optimizer import DistributedOptimizer
 from .queries import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from .session_only import BroadcastGlobalVariablesHook, LocalGradientAggregationHelper, broadcast_global_variables
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
-    "__version__",
     "Adasum",
     "add_process_set",
     "allgather",
@@ -93,12 +117,15 @@ __all__ = [
     "Average",
     "backend_reasons",
     "barrier",
-    "broadcast",
     "broadcast_",
+    "broadcast",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
+    "BroadcastGlobalVariablesHook",
     "ccl_built",
+    "check_num_rank_power_of_2",
     "CommunicationError",
     "Compression",
     "ConfigError",
@@ -107,6 +134,7 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "DistributedGradientTape",
+    "DistributedOptimizer",
     "DuplicateNameError",
     "global_process_set",
     "gloo_built",
@@ -114,6 +142,7 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
+    "handle_average_backwards_compatibility",
     "HorovodInternalError",
     "HvdliteError",
     "init",
@@ -126,6 +155,7 @@ __all__ = [
     "local_rank_op",
     "local_size",
     "local_size_op",
+    "LocalGradientAggregationHelper",
     "Max",
     "metrics",
     "Min",
@@ -144,6 +174,7 @@ __all__ = [
     "rank_op",
     "RankFailedError",
     "reducescatter",
+    "refs_to_vars",
     "RemoteError",
     "remove_process_set",
     "rocm_built",
@@ -156,5 +187,16 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
     "Sum",
+    "SyncBatchNormalization",
     "UnsupportedDtypeError",
+    "vars_to_refs",
+    "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SyncBatchNormalization":  # whose module imports Keras, which takes its time
+        from .sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

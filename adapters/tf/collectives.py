@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import Average, InvalidRequestError, ProcessSet, global_process_set
-from hvdlite.lowlevel import Kind, ReduceOp, group_names, refusing
+from hvdlite.lowlevel import Kind, group_names, refusing
 
 from .autograph import plain_python
 from .compression import Compression, Compressor, check_compressor
@@ -267,66 +267,3 @@ def _compressed(
     reduce = reduce_tensors if kind is Kind.ALLREDUCE else scatter_tensors
     reduced = reduce([tensor for tensor, _ in pairs], names, reduction)
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
-
-
-# Third-party code calls these, with Sum as their default.
-
-
-def _allreduce(
-    tensor: Any,
-    name: str | None = None,
-    op: int = ReduceOp.SUM,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> tf.Tensor:
-    return allreduce(
-        tensor, op=op, name=name, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
-        ignore_name_scope=ignore_name_scope, process_set=process_set,
-    )  # fmt: skip
-
-
-def _grouped_allreduce(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    op: int = ReduceOp.SUM,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    return grouped_allreduce(
-        tensors, op=op, name=name, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
-        ignore_name_scope=ignore_name_scope, process_set=process_set,
-    )  # fmt: skip
-
-
-def _reducescatter(
-    tensor: Any,
-    name: str | None = None,
-    op: int = ReduceOp.SUM,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> tf.Tensor:
-    return reducescatter(
-        tensor, op=op, name=name, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
-        ignore_name_scope=ignore_name_scope, process_set=process_set,
-    )  # fmt: skip
-
-
-def _grouped_reducescatter(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    op: int = ReduceOp.SUM,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    del name, ignore_name_scope  # the names of groups here are counted, or the graph's
-    return grouped_reducescatter(
-        tensors, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor, process_set=process_set
-    )

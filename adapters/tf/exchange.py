@@ -63,11 +63,11 @@ def exchange(gradients: Sequence[Any], names: Sequence[str], base: str, how: How
     results = list(gradients)
     dense: dict[int, tf.Tensor] = {}
     for i, gradient in enumerate(gradients):
-        if isinstance(gradient, tf.IndexedSlices) and not how.sparse_as_dense:
+        if isinstance(gradient, tf.IndexedSlices):
             with tf.device(how.device_sparse or None):
                 results[i] = reduce_slices(gradient, f"{base}.{names[i]}", how.reduction)
         elif gradient is not None:
-            dense[i] = tf.convert_to_tensor(gradient)
+            dense[i] = gradient
     if dense:
         with tf.device(how.device_dense or None):
             full_names = {i: f"{base}.{names[i]}" for i in dense}

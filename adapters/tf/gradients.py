@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from hvdlite import InvalidRequestError, ProcessSet
 from hvdlite.lowlevel import ReduceOp, check_process_set, resolve_op
 
@@ -41,11 +43,11 @@ def reduce_gradients(
         base, how: as of `exchange`, with groups of variables in `how.groups`.
     """
     names = names_of(variables, generic)
+    if how.sparse_as_dense:  # on one rank as on many
+        gradients = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     results = [scale(g) if v in local else g for g, v in zip(gradients, variables, strict=True)]
     shared = [i for i, v in enumerate(variables) if v not in local]
-    if not how.reduction.process_set.included() and how.reduction.process_set.ranks:
-        return results
-    if size_of(how) > 1 and shared:
+    if size_of(how) > 1 and shared and how.reduction.process_set.included():
         groups = places_of(how.groups, [variables[i] for i in shared])
         reduced = exchange(
             [gradients[i] for i in shared], [names[i] for i in shared], base, how._replace(groups=groups)

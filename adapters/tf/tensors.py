@@ -41,7 +41,7 @@ def as_tensor(value: Any) -> tf.Tensor:
 
 def as_array(tensor: tf.Tensor) -> Array:
     """Return the array over the memory of an eager tensor. It must not be written."""
-    array: Array = np.asarray(tensor)
+    array: Array = np.asarray(tensor if tensor.ndim else tensor.numpy())  # which fails for a scalar of bfloat16
     return array
 
 

@@ -69,7 +69,7 @@ def test_horovod_and_what_frameworks_have_in_common_need_no_framework(tmp_path):
 @pytest.mark.parametrize(
     "statement",
     [
-        "import horovod.tensorflow as hvd",
+        "import horovod.mxnet as hvd",
         "import horovod.keras.callbacks",
         "from horovod import spark",
         "from horovod import run",
@@ -87,7 +87,7 @@ def test_what_is_not_there_is_an_import_error_that_says_so(tmp_path, statement):
 def test_who_only_looks_for_a_module_gets_none(tmp_path):
     code = (
         "from importlib.util import find_spec\n"
-        "print([find_spec(f'horovod.{name}') is None for name in ('tensorflow', 'common.elastic', 'common.util')])"
+        "print([find_spec(f'horovod.{name}') is None for name in ('mxnet', 'common.elastic', 'common.util')])"
     )
     assert python("-m", MODULE, "-c", code, cwd=tmp_path).stdout == "[True, True, False]\n"
 

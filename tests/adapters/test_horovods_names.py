@@ -1,7 +1,7 @@
-"""Each name of Horovod for PyTorch exists, and takes the calls that Horovod's takes.
+"""Each name of Horovod for PyTorch and TensorFlow exists, and takes the calls that Horovod's takes.
 
-The names are in horovod_torch_names.txt, by Horovod's module. They are looked up
-under Horovod's own module names, as programs do.
+The names are in horovod_*_names.txt, by Horovod's module. They are looked up under Horovod's own module names, as
+programs do.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ import pytest
 import torch
 
 import hvdlite as core
+import hvdlite.tensorflow
 import hvdlite.torch as hvd
 from hvdlite import as_horovod
 
-TABLE = Path(__file__).parent / "horovod_torch_names.txt"
+TABLES = sorted(Path(__file__).parent.glob("horovod_*_names.txt"))
 MISSING = object()
 
 
 def rows() -> list[tuple[str, str]]:
-    """(module, entry) of the whole table."""
+    """(module, entry) of all tables."""
     found, module = [], ""
-    for line in TABLE.read_text().splitlines():
+    for line in [line for table in TABLES for line in table.read_text().splitlines()]:
         if line.startswith("["):
             module = line.strip("[]")
         elif line and not line.startswith("#"):
@@ -56,8 +57,8 @@ def look_up(module: str, path: str) -> Any:
     return found
 
 
-def reference_signature(parameters: str) -> inspect.Signature:
-    names = {name: getattr(hvd, name) for name in ("Average", "Compression", "global_process_set")}
+def reference_signature(parameters: str, framework: Any = hvd) -> inspect.Signature:
+    names = {name: getattr(framework, name) for name in ("Average", "Sum", "Compression", "global_process_set")}
     exec(f"def function({parameters}): ...", names)
     return inspect.signature(names["function"])
 
@@ -87,7 +88,8 @@ def test_a_name_of_horovod_is_there_and_takes_its_calls(horovod, module, entry):
         assert found == int(value)
         assert isinstance(found, int)
     if parameters is not None:
-        assert not takes_less(inspect.signature(found), reference_signature(parameters))
+        framework = hvdlite.tensorflow if ".tensorflow" in module else hvd
+        assert not takes_less(inspect.signature(found), reference_signature(parameters, framework))
 
 
 @pytest.mark.parametrize(
@@ -135,10 +137,10 @@ def test_helpers_compute_what_horovods_do(horovod):
     assert util.split_list([1], 2) == [[1], []]
     assert [n for n in range(10) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8]
     assert (util.is_iterable("ab"), util.is_iterable(3)) == (True, False)
-    assert (util.extension_available("torch"), util.extension_available("tensorflow")) == (True, False)
+    assert [util.extension_available(name) for name in ("torch", "tensorflow", "mxnet")] == [True, True, False]
     util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
-    with pytest.raises(ImportError, match="horovod.tensorflow is not in this version"):
-        util.check_extension("horovod.tensorflow")
+    with pytest.raises(ImportError, match="horovod.mxnet is not in this version"):
+        util.check_extension("horovod.mxnet")
     choose = util.get_average_backwards_compatibility_fun(hvd.mpi_ops)
     assert choose(hvd.Sum, None) == hvd.Sum
     assert choose(None, None) == hvd.Average
