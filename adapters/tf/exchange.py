@@ -158,7 +158,6 @@ class _Bucket:
             part = arrays[at : at + len(names)]
             started.append(start_allreduce(part, names, self._reduction, grouped))
             at += len(names)
-        started[-1].alert()
         return started
 
 
@@ -172,7 +171,9 @@ class _Desk:
 
     def start(self, at: int, arrays: Sequence[Array]) -> Any:
         ticket = next(self._tickets)
-        self._started[ticket] = self._starts[at](*arrays)
+        started = self._started[ticket] = self._starts[at](*arrays)
+        if at < len(self._starts) - 1:  # after the last one the node that waits works itself
+            started[-1].alert()
         return np.int64(ticket)
 
     def finish(self, *tickets: Any) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Prints api.md, from `__all__` of `hvdlite` and of `hvdlite.torch`.
+"""Prints api.md, from `__all__` of `hvdlite` and of its adapters.
 
 `make docs` runs it and keeps the output as docs/reference/api.md.
 """
@@ -12,19 +12,20 @@ from types import ModuleType
 from typing import Any
 
 import hvdlite
+import hvdlite.tensorflow
 import hvdlite.torch
 
 HEAD = """\
 # Names
 
-Made from `__all__` of `hvdlite` and `hvdlite.torch` by `make docs`; do not edit. `help(hvd.allreduce)` says more.
+Made from `__all__` of `hvdlite` and its adapters by `make docs`; do not edit. `help(hvd.allreduce)` says more.
 
 ## hvdlite
 
 Takes NumPy arrays and whatever speaks DLPack, and returns NumPy arrays.
 """
-TORCH = """\
-## hvdlite.torch
+ADAPTER = """
+## {}
 
 Has all names above. Those of the operations take and return tensors, and some have other arguments. It adds or changes:
 """
@@ -33,14 +34,15 @@ Has all names above. Those of the operations take and return tensors, and some h
 def main() -> None:
     names = [name for name in hvdlite.__all__ if not name.startswith("__")]
     print(HEAD)
-    print(table(hvdlite, names))
-    print(TORCH)
-    print(table(hvdlite.torch, (name for name in hvdlite.torch.__all__ if differs(name))), end="")
+    print(table(hvdlite, names), end="")
+    for adapter in (hvdlite.torch, hvdlite.tensorflow):
+        print(ADAPTER.format(adapter.__name__))
+        print(table(adapter, [name for name in adapter.__all__ if differs(adapter, name)]), end="")
 
 
-def differs(name: str) -> bool:
-    """Return whether `hvdlite.torch` has something of its own under `name`."""
-    return not name.startswith("__") and getattr(hvdlite.torch, name) is not getattr(hvdlite, name, None)
+def differs(adapter: ModuleType, name: str) -> bool:
+    """Return whether the adapter has something of its own under `name`."""
+    return not name.startswith("__") and getattr(adapter, name) is not getattr(hvdlite, name, None)
 
 
 def table(module: ModuleType, names: Iterable[str]) -> str:
@@ -72,7 +74,7 @@ def default(value: Any) -> str:
         return "global_process_set"
     if isinstance(value, enum.Enum):
         return value.name.capitalize()
-    if value is hvdlite.torch.Compression.none:
+    if value in (hvdlite.torch.Compression.none, hvdlite.tensorflow.Compression.none):
         return "Compression.none"
     return repr(value)
 
