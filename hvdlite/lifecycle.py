@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from hvdlite import arrival, runtime
 from hvdlite import config as settings
-from hvdlite import runtime
 from hvdlite.affinity import complaint
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.mpi_env import mpi_environment
@@ -77,8 +77,9 @@ def is_initialized() -> bool:
 def _start(comm: Any) -> None:
     config, problem = _settings()
     timeline = runtime.timeline()  # first made before the watch of exits, so that it is closed after it
-    world = runtime.thread_transport() or _transport(comm, config)
-    started = Runtime(world, config, problem, timeline)
+    with arrival.told(settings.environment()):
+        world = runtime.thread_transport() or _transport(comm, config)
+        started = Runtime(world, config, problem, timeline)
     runtime.set_current(started)
     global_process_set.ranks = list(range(started.size))
     global_process_set.mpi_comm = comm if hasattr(comm, "Get_group") else None

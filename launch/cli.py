@@ -98,7 +98,7 @@ def _launch(options: argparse.Namespace) -> int:
         return process.run(command, environ)
     code = supervise.supervise(
         command, environ, ranks=job.ranks, label=_is_labelled(options, job), stamped=options.stamped,
-        verbose=options.verbose,
+        verbose=options.verbose, patience=options.start_timeout,
     )  # fmt: skip
     if code and job.output:
         print(f"hvdrun: exit code {code}; what the ranks wrote is in {job.output}", file=sys.stderr)
@@ -293,7 +293,12 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
         metavar="A,B", help="network devices to use between hosts")  # fmt: skip
     add("-p", "--ssh-port", type=_whole("port"), metavar="N", help="port of ssh on the other hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="key for ssh")
-    add("--start-timeout", type=_whole("number of seconds"), metavar="S", help="how long ssh waits for a host")
+    add(
+        "--start-timeout",
+        type=_whole("number of seconds"),
+        metavar="S",
+        help="how long ssh waits for a host, and ranks in hvd.init() for the others",
+    )
     add("--no-host-check", dest="unchecked", action="store_true", help="do not ask the other hosts first")
     hidden = argparse.SUPPRESS
     add("--binding-args", default="", metavar="TEXT", help=hidden)

@@ -251,7 +251,7 @@ def write_bytes(path: str, content: bytes) -> None:
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a program to its end and return its exit code, as shells say it."""
-    with started(argv, environ, [], piped=False) as child:
+    with started(argv, environ, [], piped=False) as (child, _):
         return as_in_a_shell(child.wait())
 
 
@@ -263,8 +263,10 @@ def as_in_a_shell(code: int) -> int:
 @contextlib.contextmanager
 def started(
     argv: Sequence[str], environ: Mapping[str, str], received: list[int], piped: bool = True
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], None]]]:
     """Start a program. Until the end of the block signals sent to this process go on to it, and into `received`.
+
+    Gives the program, and a function that ends it.
 
     It gets a session of its own, so that Ctrl-C in a terminal reaches it once and not twice: a second one makes
     Open MPI give up without cleaning. If this process is killed, or the program does not end when told to, its
@@ -278,7 +280,11 @@ def started(
         received.append(number)
         if child is None:
             early.append(number)
-        elif child.poll() is None:
+        else:
+            send(number)
+
+    def send(number: int) -> None:
+        if child is not None and child.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(number)
             if told and number in guard.ENDING:
@@ -293,8 +299,8 @@ def started(
             raise LaunchError(f"{argv[0]} cannot be run: {error}") from error
         with guard.guarded(child.pid) as told:
             for number in early:
-                forward(number, None)
-            yield child
+                send(number)
+            yield child, lambda: send(signal.SIGTERM)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -3,7 +3,8 @@
 It stands alone (standard library, no import of ours, 10 ms) and is run as `python -I -S runner.py [--files DIR]
 [--columns N] -- command`. All it says goes to its standard error in frames, one a line, which `launch/frames.py` reads:
 
-    RS rank kind base64 LF     kind: s started, o and e output and errors, x ended, t last output, where it is in files
+    RS rank kind base64 LF     kind: s started, i in init() (hvdlite/arrival.py), o and e output and errors, x ended,
+                               t last output, where it is in files
 
 Frames are whole for hvdrun although every launcher cuts what it forwards where it likes. A launcher forwards
 what it reads at once in one piece: Open MPI at most 4096 bytes, srun lines of at most 1024. So a frame is
@@ -41,6 +42,8 @@ _READ_OUT = 2.0  # seconds for the launcher to read what is left
 _GRACE = 5.0  # seconds between asking a program to end and ending it
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
+_ARRIVAL = "HVDRUN_ARRIVAL"
+_HIGH = 64  # descriptors below are often used by shell scripts
 
 
 def frames(rank: int, kind: str, data: bytes) -> list[bytes]:
@@ -116,6 +119,19 @@ def terminal(columns: int) -> tuple[int, int]:
     termios.tcsetattr(theirs, termios.TCSANOW, modes)
     if columns:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    return ours, theirs
+
+
+def pipe_for_arrival() -> tuple[int, int]:
+    """Return the ends of the pipe by which hvdlite tells that it is in `init()`. The program inherits the second."""
+    ours, low = os.pipe()
+    try:
+        theirs = fcntl.fcntl(low, fcntl.F_DUPFD, _HIGH)
+    except OSError:  # a limit that is lower
+        theirs = os.dup(low)
+    os.close(low)
+    os.set_inheritable(theirs, True)
+    os.environ[_ARRIVAL] = f"{theirs}:{os.fstat(theirs).st_ino}"
     return ours, theirs
 
 
@@ -237,29 +253,34 @@ def main(argv: Sequence[str]) -> int:
     options = dict(zip(own[::2], own[1::2], strict=True))
     rank = next((int(value) for name in RANK_VARIABLES if (value := os.environ.get(name, "")).isdecimal()), 0)
     host, teller = os.uname().nodename, Teller(rank)
-    teller.tell("s", host.encode())
     files = None
 
     def warn(error: OSError) -> None:
         teller.tell("e", f"hvdrun: cannot write output on {host}: {error}\n".encode())
+
+    def write(kind: str, data: bytes) -> None:
+        (files.write if files and kind != "i" else teller.tell)(kind, data)
 
     if "--files" in options:
         try:
             files = Files(f"{options['--files']}/rank.{rank:0{options['--width']}}", warn)
         except OSError as error:
             warn(error)
+            teller.tell("s", f"0 {host}".encode())
             teller.tell("x", f"1 {time.time():.6f} {host}".encode())
             return 1
     out, their_out = terminal(int(options.get("--columns", "0")))
     err, their_err = os.pipe()
+    arrival, their_arrival = pipe_for_arrival()
     pid = start(command, their_out, their_err)
+    teller.tell("s", f"{pid} {host}".encode())
     # Nothing else that was inherited is closed: Hydra kills all when its connection to a rank closes too early, and
     # that is to happen when the end has been told.
-    for fd in (their_out, their_err):
+    for fd in (their_out, their_err, their_arrival):
         os.close(fd)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
-        code, at = copy_until_end(pid, {out: "o", err: "e"}, files.write if files else teller.tell)
+        code, at = copy_until_end(pid, {out: "o", err: "e", arrival: "i"}, write)
         if files and code:
             teller.tell("t", files.last)
         teller.tell("x", f"{code} {at:.6f} {host}".encode())

@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import process
+from .arrivals import Arrivals
 from .frames import Frame, FrameReader
 from .screen import Piece, Screen, Style
 from .verdict import Record, judge, last_words
@@ -36,19 +37,28 @@ def runner_command(output: str, ranks: int) -> list[str]:
 
 
 def supervise(
-    argv: Sequence[str], environ: Mapping[str, str], *, ranks: int, label: bool, stamped: bool, verbose: bool
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    ranks: int,
+    label: bool,
+    stamped: bool,
+    verbose: bool,
+    patience: float | None = None,
 ) -> int:
     """Run a launcher whose ranks report, and return the exit code of the job.
 
     Args:
         verbose: show also what the launcher says about a failure that a rank has explained.
+        patience: seconds for which ranks in `hvd.init()` wait for the others before the job ends. None: as long as
+            it takes, and it is told.
     """
     columns = {stream: found for stream, fd in (("o", 1), ("e", 2)) if (found := _columns(fd))}
     record = Record(ranks)
-    job = _Job(record, Screen(Style(label, stamped, columns), record.listen), verbose)
+    job = _Job(record, Screen(Style(label, stamped, columns), record.listen), Arrivals(record, patience), verbose)
     received: list[int] = []
-    with process.started(argv, environ, received) as child:
-        job.read(child)
+    with process.started(argv, environ, received) as (child, end):
+        job.read(child, end)
         code = child.wait()
     ending = next((number for number in received if number in _ENDING), 0)
     verdict = judge(record, os.path.basename(argv[0]), process.as_in_a_shell(code), ending)
@@ -73,12 +83,13 @@ def _columns(fd: int) -> int:
 class _Job:
     record: Record
     screen: Screen
+    arrivals: Arrivals
     verbose: bool
     held: list[tuple[float, Piece]] = field(default_factory=list)  # the launcher's own words, and since when
     lost: set[str] = field(default_factory=set)  # streams that could not be written
 
-    def read(self, child: subprocess.Popen[bytes]) -> None:
-        """Read what the launcher forwards until it has ended."""
+    def read(self, child: subprocess.Popen[bytes], end: Callable[[], None]) -> None:
+        """Read what the launcher forwards until it has ended. `end()` ends it."""
         assert child.stdout is not None and child.stderr is not None
         readers = {"o": FrameReader(), "e": FrameReader()}
         until = float("inf")
@@ -93,6 +104,7 @@ class _Job:
                     if not data:
                         selector.unregister(key.fileobj)
                 self._let_go_of_the_old()
+                self._look_for_the_late(end)
                 if until == float("inf") and child.poll() is not None:
                     until = time.monotonic() + _REST  # others may hold the pipes for longer
         self._let_go_of_the_old()
@@ -103,10 +115,21 @@ class _Job:
             self.record.overhear(found)
         elif found.kind in ("o", "e"):
             self.write(self.screen.feed(found.rank, found.kind, found.data))
+        elif found.kind == "i":
+            self.arrivals.note(found.rank, found.data)
         elif found.kind == "t":
             self.screen.keep(found.rank, found.data)
         else:
             self.record.note(found.rank, found.kind, found.data)
+
+    def _look_for_the_late(self, end: Callable[[], None]) -> None:
+        late = None if self.record.late else self.arrivals.late()
+        if late and late.final:
+            self.record.late = late.words, late.rank
+            end()
+        elif late:
+            words = f"hvdrun: {late.words}. The job waits on; --start-timeout S would end it after S seconds\n"
+            self.write(self.screen.say("e", words.encode()))
 
     def _let_go_of_the_old(self) -> None:
         """Show what the launcher has said, unless it may belong to a failure: that is told better at the end."""

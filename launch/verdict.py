@@ -36,19 +36,24 @@ class Record:
     Attributes:
         size: how many ranks it should have.
         hosts: where ranks have started.
+        processes: the numbers of their programs there.
         ends: of the ranks that have reported it.
         called: ranks that said that they end the job, and whether because of another one; the first one first.
+        late: why hvdrun ended the job, and a rank whose last lines may help. None: it did not.
     """
 
     size: int
     hosts: dict[int, str] = field(default_factory=dict)
+    processes: dict[int, int] = field(default_factory=dict)
     ends: dict[int, End] = field(default_factory=dict)
     called: list[tuple[int, bool]] = field(default_factory=list)
+    late: tuple[str, int | None] | None = None
 
     def note(self, rank: int, kind: str, data: bytes) -> None:
         """Take notice of what a rank tells about itself."""
         if kind == "s":
-            self.hosts[rank] = data.decode()
+            process, self.hosts[rank] = data.decode().split(" ", 1)
+            self.processes[rank] = int(process)
         elif kind == "x":
             code, at, host = data.decode().split(" ", 2)
             self.ends[rank] = End(int(code), float(at), host)
@@ -98,6 +103,8 @@ def judge(record: Record, launcher: str, code: int, received: int = 0) -> Verdic
     first, lost = record.first, record.lost
     if received and (code or first is not None or lost):
         return Verdict(128 + received, f"ended by {signal.Signals(received).name}")
+    if record.late:
+        return Verdict(LOST, *record.late)
     if first is not None:
         return _of_rank(record, first, code)
     if not record.hosts:

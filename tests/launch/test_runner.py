@@ -42,8 +42,17 @@ def test_it_tells_both_streams_and_the_end():
     assert ended == 5
     assert kinds["o"] == b"a" * 100000
     assert kinds["e"] == "é\n".encode()
-    assert kinds["s"] == os.uname().nodename.encode()
-    assert kinds["x"].startswith(b"5 ") and kinds["x"].endswith(kinds["s"])
+    process, host = kinds["s"].decode().split(" ", 1)
+    assert int(process) > 1 and host == os.uname().nodename
+    assert kinds["x"].startswith(b"5 ") and kinds["x"].endswith(host.encode())
+
+
+def test_it_tells_when_the_program_comes_to_init():
+    code = "import os; from hvdlite import arrival\nwith arrival.told(os.environ): os._exit(0)"
+    _, kinds = told("--", "sh", "-c", 'true; "$0" -c "$1"; exit', sys.executable, code)  # through a shell, too
+    assert kinds["i"] == b"+"
+    _, kinds = told("--", sys.executable, "-c", code.replace("os._exit(0)", "pass"))
+    assert kinds["i"] == b"+-"
 
 
 def test_a_program_writes_line_by_line_and_newlines_stay():

@@ -15,7 +15,7 @@ def record(*ends: tuple[int, float] | None) -> Record:
     """Return a job whose ranks ended with (code, time), or did not say it."""
     job = Record(len(ends))
     for rank, end in enumerate(ends):
-        job.note(rank, "s", b"host%d" % rank)
+        job.note(rank, "s", b"7 host%d" % rank)
         if end:
             job.note(rank, "x", b"%d %f host%d" % (*end, rank))
     return job

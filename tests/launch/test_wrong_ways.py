@@ -18,7 +18,10 @@ import pytest
 pytestmark = pytest.mark.mpi
 
 LIMIT = 30.0  # seconds, promised to users for every one of these; all end much sooner
+OF_RANK_1 = "import os\nif (os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ.get('PMI_RANK')) == '1': "
 FILES = {
+    "late.py": f"import time\n{OF_RANK_1}print('loading', flush=True); time.sleep(100)\nimport train\n",
+    "early.py": f"{OF_RANK_1}raise SystemExit\nimport train\n",
     "train.py": "import hvdlite\nhvdlite.init()\nprint('rank of', hvdlite.size())\n",
     "plain": "no program\n",
     "dead/ssh": "#!/bin/sh\necho 'the agent is gone' >&2\nexit 255\n",
@@ -106,6 +109,12 @@ WAYS = [
     Way("rank that ends with 3", (*RAN, "raise SystemExit(3)"), ("of 2 on", "ended with exit code 3"), 3, mpis=BOTH),
     Way("rank that is killed", (*RAN, "import os; os.kill(os.getpid(), 9)"),
         ("was killed by signal 9 (SIGKILL)", "by hand or because the machine was out of memory"), 137, mpis=BOTH),
+    Way("rank that does not come to init", ("-np", "3", "--start-timeout", "2", "{python}", "late.py"),
+        ("rank 1 of 3 has not come to hvd.init(), and ranks 0, 2 wait there for 2 s: rank 1 still runs on",
+         "its last lines: [1] loading"), 1, mpis=BOTH),
+    Way("rank that ends without init", ("-np", "3", "{python}", "early.py"),
+        ("rank 1 of 3 has not come to hvd.init(), which every rank has to call", "ended with exit code 0 without it"),
+        1, mpis=BOTH),
     # Without hvdrun.
     Way("singleton under srun", ("{python}", "train.py"),
         ("SLURM_STEP_NUM_TASKS=4 says that this job has 4 ranks, but {mpi}", "use 'srun --mpi=pmix' with Open MPI"), 1,

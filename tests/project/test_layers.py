@@ -16,8 +16,8 @@ LAYERS: list[list[str | tuple[str, ...]]] = [
     ["engine", "tuning.tuner"],
     [(
         "",  # hvdlite/__init__.py
-        "api", "arrays", "at_once", "basics", "exits", "lifecycle", "lowlevel", "objects", "process_set", "queries",
-        "running", "runtime", "shared", "starting", "testing",
+        "api", "arrays", "arrival", "at_once", "basics", "exits", "lifecycle", "lowlevel", "objects", "process_set",
+        "queries", "running", "runtime", "shared", "starting", "testing",
     )],
 ]
 # fmt: on
