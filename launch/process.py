@@ -294,7 +294,9 @@ def started(
     try:
         pipe = subprocess.PIPE if piped else None
         try:
-            child = subprocess.Popen(argv, env=dict(environ), start_new_session=True, stdout=pipe, stderr=pipe)
+            child = subprocess.Popen(
+                argv, env=dict(environ), start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe
+            )
         except OSError as error:
             raise LaunchError(f"{argv[0]} cannot be run: {error}") from error
         with guard.guarded(child.pid) as told:

@@ -4,7 +4,7 @@ It stands alone (standard library, no import of ours, 10 ms) and is run as `pyth
 [--columns N] -- command`. All it says goes to its standard error in frames, one a line, which `launch/frames.py` reads:
 
     RS rank kind base64 LF     kind: s started, i in init() (hvdlite/arrival.py), o and e output and errors, x ended,
-                               t last output, where it is in files
+                               t last output, where it is in files, a packets of input taken (launch/feed.py)
 
 Frames are whole for hvdrun although every launcher cuts what it forwards where it likes. A launcher forwards
 what it reads at once in one piece: Open MPI at most 4096 bytes, srun lines of at most 1024. So a frame is
@@ -13,12 +13,14 @@ shorter than 1024, frames are written 4096 bytes at a time, and only when all th
 
 from __future__ import annotations
 
+import _thread
 import binascii
 import contextlib
 import ctypes
 import errno
 import fcntl
 import os
+import re
 import resource
 import select
 import signal
@@ -33,6 +35,7 @@ RANK_VARIABLES = (
     "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "SLURM_PROCID",
 )  # fmt: skip
 
+_INPUT = re.compile(rb"\x1e(\d+) ([0-9a-f]{8}) ([A-Za-z0-9+/=]*)")  # as launch/feed.py makes it, up to the newline
 _PAYLOAD = 720  # bytes: 960 in base64, which leaves room for the rest of a frame
 _AT_ONCE = 4  # frames in one write, which have to fit into 4096 bytes
 _KEPT = 4000  # bytes of the last output, where it goes into files
@@ -57,15 +60,17 @@ class Teller:
 
     def __init__(self, rank: int, fd: int = 2) -> None:
         self._rank, self._fd = rank, fd
+        self._turn = _thread.allocate_lock()  # two threads at once would write more than is read at once
         self._is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
 
     def tell(self, kind: str, data: bytes) -> None:
         pending = frames(self._rank, kind, data)
         for start in range(0, len(pending), _AT_ONCE):
-            self.wait_until_read()
-            rest = b"".join(pending[start : start + _AT_ONCE])
-            while rest:  # a pipe takes it whole; others may not
-                rest = rest[os.write(self._fd, rest) :]
+            with self._turn:
+                self.wait_until_read()
+                rest = b"".join(pending[start : start + _AT_ONCE])
+                while rest:  # a pipe takes it whole; others may not
+                    rest = rest[os.write(self._fd, rest) :]
 
     def wait_until_read(self, seconds: float = float("inf")) -> None:
         """Return when the launcher has read all, or is gone."""
@@ -135,7 +140,50 @@ def pipe_for_arrival() -> tuple[int, int]:
     return ours, theirs
 
 
-def start(command: Sequence[str], out: int, err: int) -> int:
+class Input:
+    """Takes the standard input out of the packets in which it comes from hvdrun: each once, whatever arrives twice."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.count = 0
+        self.is_over = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what is new in `data`."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        found = b""
+        for line in lines:
+            match = _INPUT.fullmatch(line[line.rfind(b"\x1e") :] if b"\x1e" in line else b"")
+            piece = _piece(match) if match and int(match[1]) == self.count else None
+            if piece is not None:
+                self.count += 1
+                self.is_over |= not piece
+                found += piece
+        return found
+
+
+def _piece(match: re.Match[bytes]) -> bytes | None:
+    """Return what is in a packet, None if it was put together from parts of others."""
+    with contextlib.suppress(binascii.Error):
+        data = binascii.a2b_base64(match[3])
+        return data if binascii.crc32(data) == int(match[2], 16) else None
+    return None
+
+
+def pass_input_on(source: int, target: int, tell: Callable[[str, bytes], None]) -> None:
+    """Give the program its standard input until it ends. In a thread, for either end may make it wait."""
+    packets = Input()
+    with contextlib.suppress(OSError):  # above all the program's end that nobody reads: then no more is asked for
+        while not packets.is_over and (data := os.read(source, 2**16)):
+            before, data = packets.count, packets.feed(data)
+            while data:
+                data = data[os.write(target, data) :]
+            if packets.count > before:
+                tell("a", b"%d" % (packets.count - before))
+    os.close(target)
+
+
+def start(command: Sequence[str], out: int, err: int, into: int) -> int:
     """Start the program with these for its output, in this process group: signals of launchers go to the whole group.
 
     So the runner leaves signals to the program, and waits for it. Whoever kills the runner alone kills both.
@@ -153,6 +201,7 @@ def start(command: Sequence[str], out: int, err: int) -> int:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != runner:
             os._exit(1)
+        os.dup2(into, 0)
         os.dup2(out, 1)
         os.dup2(err, 2)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -272,13 +321,20 @@ def main(argv: Sequence[str]) -> int:
     out, their_out = terminal(int(options.get("--columns", "0")))
     err, their_err = os.pipe()
     arrival, their_arrival = pipe_for_arrival()
-    pid = start(command, their_out, their_err)
+    launchers, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    # Of the launchers most give all input to rank 0, and the others one that never ends.
+    their_in, into = os.pipe() if rank == 0 else (os.dup(nothing), -1)
+    pid = start(command, their_out, their_err, their_in)
     teller.tell("s", f"{pid} {host}".encode())
     # Nothing else that was inherited is closed: Hydra kills all when its connection to a rank closes too early, and
     # that is to happen when the end has been told.
-    for fd in (their_out, their_err, their_arrival):
+    for fd in (their_in, their_out, their_err, their_arrival):
         os.close(fd)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(nothing, 0)
+    if rank == 0:
+        _thread.start_new_thread(pass_input_on, (launchers, into, teller.tell))
+    else:
+        os.close(launchers)
     try:
         code, at = copy_until_end(pid, {out: "o", err: "e", arrival: "i"}, write)
         if files and code:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from . import process
 from .arrivals import Arrivals
+from .feed import Feed
 from .frames import Frame, FrameReader
 from .screen import Piece, Screen, Style
 from .verdict import Record, judge, last_words
@@ -58,6 +59,9 @@ def supervise(
     job = _Job(record, Screen(Style(label, stamped, columns), record.listen), Arrivals(record, patience), verbose)
     received: list[int] = []
     with process.started(argv, environ, received) as (child, end):
+        assert child.stdin is not None
+        job.feed = Feed(child.stdin.fileno())
+        job.feed.start()
         job.read(child, end)
         code = child.wait()
     ending = next((number for number in received if number in _ENDING), 0)
@@ -85,6 +89,7 @@ class _Job:
     screen: Screen
     arrivals: Arrivals
     verbose: bool
+    feed: Feed | None = None
     held: list[tuple[float, Piece]] = field(default_factory=list)  # the launcher's own words, and since when
     lost: set[str] = field(default_factory=set)  # streams that could not be written
 
@@ -117,6 +122,8 @@ class _Job:
             self.write(self.screen.feed(found.rank, found.kind, found.data))
         elif found.kind == "i":
             self.arrivals.note(found.rank, found.data)
+        elif found.kind == "a" and self.feed:
+            self.feed.taken(int(found.data))
         elif found.kind == "t":
             self.screen.keep(found.rank, found.data)
         else:

@@ -1,0 +1,67 @@
+"""What is typed or piped into hvdrun, on its way to rank 0. The other end is in `launch/runner.py`.
+
+It travels through the launcher's standard input in packets, one a line:
+
+    RS number crc32 base64 LF     the number counts from 0; no data is the end of the input
+
+Open MPI 5.0.11's mpirun never tells rank 0 that the input has ended, and is known to hand on pieces of more than 64 KB
+several times (github.com/openpmix/prrte/issues/2579). So the end is a packet, and what is there already is left out.
+MPICH's proxy gives up the whole job when a rank does not read fast enough ("can't keep up"). So the runner tells
+what the program has taken, and only a few packets are under way.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+
+_PIECE = 2048  # bytes: below 4096 in base64, what pipes take whole and launchers read at once
+_UNDER_WAY = 8  # packets: 22 KB, which a pipe takes though nobody reads
+_LOOK = 0.2  # seconds between two looks at whether this process may read from its terminal
+
+
+def packet(number: int, data: bytes) -> bytes:
+    """Return a piece of the input; without data, its end."""
+    return b"\x1e%d %08x %s" % (number, binascii.crc32(data), binascii.b2a_base64(data))
+
+
+class Feed:
+    """Hands the standard input to the launcher's, `target`, until either ends, in a thread of its own."""
+
+    def __init__(self, target: int) -> None:
+        self._source = 0 if sys.stdin is not None else None  # closed: by now 0 may be a file of our own
+        self._target = target
+        self._room = threading.Semaphore(_UNDER_WAY)
+
+    def start(self) -> None:
+        threading.Thread(target=self._copy, daemon=True).start()
+
+    def taken(self, packets: int) -> None:
+        """Take notice that the program has taken so many more."""
+        self._room.release(packets)
+
+    def _copy(self) -> None:
+        number = 0
+        with contextlib.suppress(OSError):  # the launcher has ended
+            while self._room.acquire() and (data := _next(self._source)):
+                os.write(self._target, packet(number, data))
+                number += 1
+            os.write(self._target, packet(number, b""))
+
+
+def _next(source: int | None) -> bytes:
+    """Return the next piece, empty at the end. A job in the background waits: reading would stop it (SIGTTIN)."""
+    try:
+        while source is not None:
+            if os.isatty(source) and os.tcgetpgrp(source) != os.getpgrp():
+                time.sleep(_LOOK)
+            elif select.select([source], [], [], _LOOK)[0]:
+                return os.read(source, _PIECE)
+    except OSError:  # a terminal that is gone, or a folder
+        pass
+    return b""
