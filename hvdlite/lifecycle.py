@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ from hvdlite import arrival, runtime
 from hvdlite import config as settings
 from hvdlite.affinity import complaint
 from hvdlite.comm.base import Communicator
-from hvdlite.comm.mpi_env import mpi_environment
+from hvdlite.comm.mpi_env import library_of, misfit, mpi_environment
 from hvdlite.config import Config
 from hvdlite.errors import ConfigError, InvalidRequestError, LaunchError
 from hvdlite.exits import ExitWatch
@@ -122,6 +123,8 @@ def _transport(comm: Any, config: Config) -> Communicator:
 
 
 def _mpi_world(comm: Any, config: Config) -> Communicator:
+    if "mpi4py.MPI" not in sys.modules and not config.allow_size_mismatch:
+        _refuse_other_launcher()
     settings.apply_environment(mpi_environment(settings.environment()))
     from hvdlite.comm import mpi  # starts MPI, which reads the environment
 
@@ -131,6 +134,23 @@ def _mpi_world(comm: Any, config: Config) -> Communicator:
     if not isinstance(comm, Iterable):
         raise InvalidRequestError(f"init(comm={comm!r}): expected None, a list of ranks, or an mpi4py communicator.")
     return mpi.world(ranks=list(comm), config=config)
+
+
+def _refuse_other_launcher() -> None:
+    """Raise LaunchError where MPI would end this process, or let it run alone. It has to be known before MPI starts."""
+    try:
+        found = importlib.util.find_spec("mpi4py.MPI")  # finds the library, and does not start it
+    except (ImportError, RuntimeError):  # no mpi4py or no MPI, which the import tells
+        return
+    library, environ = library_of(found.origin if found else None), settings.environment()
+    launcher, announced = misfit(environ, library), settings.launcher_size(environ)
+    if launcher and announced:
+        raise LaunchError(
+            f"{announced[1]}={announced[0]} says that {launcher}'s launcher started {announced[0]} ranks, but mpi4py "
+            f"loads {library} here ({sys.executable}), which finds no rank by it. Use the mpirun of the same "
+            "installation, which 'hvdrun' finds by itself, or a Python whose mpi4py loads the launcher's MPI. "
+            "To start all the same, set HVDLITE_ALLOW_SIZE_MISMATCH=1."
+        )
 
 
 def _watch_exits(rank: int, size: int, abort: Callable[[int], None]) -> None:

@@ -1,4 +1,6 @@
-"""Variables that make an MPI start quickly and run well here. No MPI in this file, and nothing is set by it.
+"""Variables that make an MPI start quickly and run well here, and those that tell that it cannot start here at all.
+
+No MPI in this file, and nothing is set by it.
 
 The caller puts them into the environment before MPI starts; what the user has set stays.
 """
@@ -40,6 +42,29 @@ def local_size(environ: Mapping[str, str]) -> int | None:
         text = environ.get(name, "")
         if text.isdigit():
             return int(text)
+    return None
+
+
+def library_of(module: str | None) -> str:
+    """Return whose MPI mpi4py loads, by the file of its module: wheels have one for each. "" if that is not known."""
+    name = os.path.basename(module or "")
+    return next(
+        (of for part, of in (("openmpi", "Open MPI"), ("mpich", "MPICH")) if name.startswith(f"MPI.{part}.")), ""
+    )
+
+
+def misfit(environ: Mapping[str, str], library: str) -> str | None:
+    """Return whose launcher started this process, if it started several and `library` cannot find the others by it.
+
+    None also where that is not certain: an Open MPI may know Slurm's PMI-2, an MPICH PMIx, and within a rank
+    another launcher may have started this process.
+    """
+    by_open_mpi = "OMPI_COMM_WORLD_RANK" in environ
+    by_hydra = "PMI_RANK" in environ and "PMI_FD" in environ and "SLURM_PROCID" not in environ
+    if by_open_mpi and library == "MPICH" and "PMI_RANK" not in environ:
+        return "Open MPI" if environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1" else None
+    if by_hydra and library == "Open MPI" and not by_open_mpi and "PMIX_RANK" not in environ:
+        return "MPICH" if environ.get("PMI_SIZE", "1") != "1" else None
     return None
 
 

@@ -120,10 +120,11 @@ WAYS = [
         ("SLURM_STEP_NUM_TASKS=4 says that this job has 4 ranks, but {mpi}", "use 'srun --mpi=pmix' with Open MPI"), 1,
         first=(), environ=OF_SRUN, mpis=BOTH),
     Way("ranks of Open MPI under MPICH's mpirun", ("{mpirun}", "-n", "2", "{other}", "train.py"),
-        ("PMI_SIZE=2 says that this job has 2 ranks", "use the mpirun of the same installation"), None, first=(),
-        mpis=("mpich",)),
+        ("PMI_SIZE=2 says that MPICH's launcher started 2 ranks", "Use the mpirun of the same installation"), None,
+        first=(), mpis=("mpich",)),
     Way("ranks of MPICH under Open MPI's mpirun", ("{mpirun}", "-n", "2", "--oversubscribe", "{other}", "train.py"),
-        ("Runtime environment uses unsupported PMI version PMIx",), None, first=()),  # before init() could say more
+        ("OMPI_COMM_WORLD_SIZE=2 says that Open MPI's launcher started 2 ranks, but mpi4py loads MPICH here",
+         "Use the mpirun of the same installation"), None, first=()),
     Way("more ranks than cores under Open MPI's mpirun", ("{mpirun}", "-n", "4096", "{python}", "train.py"),
         ("not enough slots available", "OVERSUBSCRIBE"), None, first=()),  # the remedy is in docs/launching.md, too
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hvdlite.comm.mpi_env import local_size, mpi_environment
+from hvdlite.comm.mpi_env import library_of, local_size, misfit, mpi_environment
 
 
 def test_without_a_fabric_open_mpi_does_not_look_for_one():
@@ -45,3 +45,43 @@ def test_the_defaults_ask_the_machine_and_nothing_else():
     assert mpi_environment(environ)["OMPI_MCA_mpi_yield_when_idle"] == "1"
     assert environ == {"OMPI_COMM_WORLD_LOCAL_SIZE": "100000"}
     assert set(sys.modules["hvdlite.comm.mpi_env"].__dict__) & {"MPI", "mpi4py"} == set()
+
+
+HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "9"}
+PRRTE = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}
+SRUN_PMI2 = {"SLURM_PROCID": "0", "PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "9"}  # an Open MPI may know it
+
+
+@pytest.mark.parametrize(
+    ("environ", "library", "launcher"),
+    [
+        (PRRTE, "MPICH", "Open MPI"),
+        (HYDRA, "Open MPI", "MPICH"),
+        (PRRTE, "Open MPI", None),
+        (HYDRA, "MPICH", None),
+        (PRRTE, "", None),
+        (HYDRA, "", None),
+        ({**HYDRA, **PRRTE}, "MPICH", None),  # a job within a job, whichever is the inner one
+        ({**HYDRA, **PRRTE}, "Open MPI", None),
+        ({**PRRTE, "OMPI_COMM_WORLD_SIZE": "1"}, "MPICH", None),  # alone is right
+        (SRUN_PMI2, "Open MPI", None),
+        ({"SLURM_PROCID": "0", "PMIX_RANK": "0"}, "MPICH", None),  # an MPICH may know PMIx
+        ({}, "MPICH", None),
+    ],
+)
+def test_a_library_that_cannot_join_the_launchers_job_is_noticed(environ, library, launcher):
+    assert misfit(environ, library) == launcher
+
+
+@pytest.mark.parametrize(
+    ("file", "library"),
+    [
+        ("/x/mpi4py/MPI.mpich.cpython-311-x86_64-linux-gnu.so", "MPICH"),
+        ("/x/mpi4py/MPI.openmpi.cpython-311-x86_64-linux-gnu.so", "Open MPI"),
+        ("/x/mpi4py/MPI.cpython-311-x86_64-linux-gnu.so", ""),
+        ("/mpich/mpi4py/MPI.mpiabi.cpython-311-x86_64-linux-gnu.so", ""),
+        (None, ""),
+    ],
+)
+def test_the_library_is_known_by_the_module_that_fits_it(file, library):
+    assert library_of(file) == library
