@@ -40,7 +40,8 @@ _PAYLOAD = 720  # bytes: 960 in base64, which leaves room for the rest of a fram
 _AT_ONCE = 4  # frames in one write, which have to fit into 4096 bytes
 _KEPT = 4000  # bytes of the last output, where it goes into files
 _LOOK = 1.0  # seconds between two looks at whether the launcher is still there
-_REST = 0.2  # seconds for what others still write into the program's pipes after its end
+_REST = 0.2  # seconds of waiting for what others still write into the program's pipes after its end
+_PIPES_HOLD = 2**18  # bytes at most, of the program's own that are still to be read then
 _READ_OUT = 2.0  # seconds for the launcher to read what is left
 _GRACE = 5.0  # seconds between asking a program to end and ending it
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -239,32 +240,38 @@ def copy_until_end(pid: int, sources: dict[int, str], write: Callable[[str, byte
     for fd in (*sources, wake):
         poll.register(fd, select.POLLIN)
     ended: tuple[int, float] | None = None
-    silent_until = 0.0
-    while ended is None or (there and time.monotonic() < silent_until):
-        for fd, _ in poll.poll(1000 * (_LOOK if ended is None else _REST)):
+    rest, room = _REST, _PIPES_HOLD  # the time that a slow launcher needs for what is there does not count
+    while ended is None or (there and rest > 0 and room > 0):
+        since = time.monotonic()
+        ready = poll.poll(1000 * (_LOOK if ended is None else rest))
+        rest -= 0 if ended is None else time.monotonic() - since
+        for fd, _ in ready:
             if fd == wake:
                 os.read(wake, 512)
-            elif not _pass_on(fd, sources[fd], write):
+                continue
+            n_read = _pass_on(fd, sources[fd], write)
+            room -= 0 if ended is None else n_read
+            if not n_read:
                 poll.unregister(fd)
                 there.discard(fd)
         if ended is None:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 ended = os.waitstatus_to_exitcode(status), time.time()
-                silent_until = time.monotonic() + _REST
             elif os.getppid() != parent:  # the launcher is gone, and nobody else would end the program
                 end(pid)
     return ended
 
 
-def _pass_on(fd: int, kind: str, write: Callable[[str, bytes], None]) -> bool:
+def _pass_on(fd: int, kind: str, write: Callable[[str, bytes], None]) -> int:
+    """Return how many bytes were read; 0 at the end."""
     try:
         data = os.read(fd, _PAYLOAD * _AT_ONCE)
     except OSError:  # a terminal whose other end nobody holds
-        return False
+        return 0
     if data:
         write(kind, data)
-    return bool(data)
+    return len(data)
 
 
 def end(pid: int) -> None:

@@ -148,3 +148,29 @@ def wait_for(look):
         assert time.monotonic() < end
         time.sleep(0.02)
     return found
+
+
+def test_nothing_is_lost_that_a_program_has_written_when_it_ends():
+    # The launcher is slow: it reads first long after the program's end, when 60 KB are still in its pipe.
+    code = "import os; os.write(2, b'a' * 60000); os.write(2, b'the end')"
+    started = subprocess.Popen(
+        [*RUNNER, "--", sys.executable, "-c", code], env={**os.environ, "PMI_RANK": "3"}, stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert started.stderr is not None
+    with started:
+        said, reader = b"", FrameReader()
+        for _ in range(1000):
+            time.sleep(0.03)  # for each 4 KB
+            data = os.read(started.stderr.fileno(), 4096)
+            said += b"".join(found.data for found in reader.feed(data) if found.kind == "e")
+            if not data:
+                break
+    assert said == b"a" * 60000 + b"the end"
+
+
+def test_a_program_ends_though_its_children_write_on():
+    code, kinds = told("--", "sh", "-c", "yes & echo done; exit 3")
+    assert code == 3 and b"done\n" in kinds["o"]
+    code, kinds = told("--", "sh", "-c", "(for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.1; done) & exit 4")
+    assert code == 4 and b"9" not in kinds["o"]
