@@ -7,7 +7,9 @@ file, a bar that is redrawn for long without a newline is shown every now and th
 
 from __future__ import annotations
 
+import re
 import time
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ _REDRAWN = 10.0  # seconds after which a file gets what a bar has shown so far
 _TAIL = 20  # lines of a rank that are kept
 _ERASE = b"\r\x1b[K"
 _PLAIN = b"\x1b[0m"
+_PARTS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]|.", re.DOTALL)
 
 Piece = tuple[str, bytes]  # stream ("o" or "e") and what to write there
 
@@ -144,8 +147,20 @@ class Screen:
 
     def _cut(self, text: bytes, columns: int) -> bytes:
         """Return what fits into one row: what has gone on to the next one could not be erased."""
-        shown = text.decode("utf-8", "replace")[: max(1, columns - 1)].encode()
-        return shown + _PLAIN if b"\x1b" in shown else shown
+        shown, room = "", max(1, columns - 1)
+        for part in _PARTS.findall(text.decode("utf-8", "replace")):
+            room -= _width(part)
+            if room < 0:
+                break
+            shown += part
+        return shown.encode() + (_PLAIN if "\x1b" in shown else b"")
+
+
+def _width(part: str) -> int:
+    """Return how many cells of a terminal a character takes, or a sequence that sets colours."""
+    if len(part) > 1 or unicodedata.combining(part):
+        return 0
+    return 2 if unicodedata.east_asian_width(part) in "WF" else 1
 
 
 def _last_drawn(text: bytes) -> bytes:

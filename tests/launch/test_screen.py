@@ -84,6 +84,14 @@ def test_in_a_file_a_bar_is_shown_now_and_then_and_nothing_is_lost():
     assert screen.feed(0, "o", b"\r4%\n") == [("o", b"[0] 3%\r4%\n")]
 
 
+def test_a_row_is_measured_in_cells_of_the_terminal():
+    screen = Screen(Style(True, False, {"o": 12}))
+    red = b"\x1b[31m"
+    assert screen.feed(0, "o", "漢漢漢漢漢".encode())[-1] == ("o", "[0] 漢漢漢".encode())  # two cells each, of eleven
+    assert screen.feed(0, "o", b"\r" + red + b"1234567890")[-1] == ("o", b"[0] " + red + b"1234567\x1b[0m")
+    assert screen.feed(0, "o", "\re\u0301e\u0301".encode())[-1] == ("o", "[0] e\u0301e\u0301".encode())
+
+
 def test_a_prompt_without_end_in_a_file_is_not_cut():
     clock = Clock()
     screen = Screen(Style(), clock=clock)
