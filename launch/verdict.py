@@ -110,6 +110,7 @@ def judge(record: Record, launcher: str, code: int, received: int = 0) -> Verdic
     if not record.hosts:
         return Verdict(code or LOST, f"no rank was started; {launcher} ended with exit code {code}", None, True)
     ended = [rank for rank, end in record.ends.items() if end.code == 0]
+    asked = [rank for rank in record.ends if rank not in ended]
     early = f" after {describe_ranks(ended)} had ended with exit code 0" if ended else ""
     if lost:
         hosts = sorted({record.hosts[rank] for rank in lost if rank in record.hosts})
@@ -117,9 +118,15 @@ def judge(record: Record, launcher: str, code: int, received: int = 0) -> Verdic
         words = f"{describe_ranks(lost)} of {record.size}{where} never reported an end{early}: killed, or out of reach"
         if len(lost) == record.size:
             words += ", or a rank called MPI_Abort"  # MPICH then kills all before they can tell
+        elif asked:
+            words += f", and {describe_ranks(asked)} got SIGTERM"
         return Verdict(code or LOST, f"{words}. {launcher} ended with exit code {code}", None, not ended)
-    if len(ended) < record.size:
-        asked = [rank for rank in record.ends if rank not in ended]
+    if not ended:  # nobody told hvdrun
+        rank = min(record.ends, key=lambda rank: record.ends[rank].at)
+        words = f"rank {rank} of {record.size} on {record.ends[rank].host} was ended by signal 15 (SIGTERM)"
+        words += ", before all others: by hand, or by what looks after jobs and memory here"
+        return Verdict(128 + signal.SIGTERM, words, rank)
+    if asked:
         words = f"{launcher} ended {describe_ranks(asked)} of {record.size}{early}"
         return Verdict(code or LOST, words, None, not ended)
     if code:

@@ -39,6 +39,14 @@ def record(*ends: tuple[int, float] | None) -> Record:
             "ranks 0, 1 of 2 on host0, host1 never reported an end: killed, or out of reach, or a rank",
         ),
         ([(TERM, 2), (0, 1)], 1, 1, "mpirun ended rank 0 of 2 after rank 1 had ended with exit code 0"),
+        # Told to end by somebody else: mpirun ends the others then, or kills them.
+        ([(TERM, 2), (TERM, 1)], 143, 143, "rank 1 of 2 on host1 was ended by signal 15 (SIGTERM), before all others"),
+        (
+            [None, (TERM, 1)],
+            15,
+            15,
+            "rank 0 of 2 on host0 never reported an end: killed, or out of reach, and rank 1 got",
+        ),
         ([(0, 1)], 5, 5, "every rank ended with exit code 0, but mpirun with 5"),
     ],
 )
