@@ -64,7 +64,8 @@ def _launch(options: argparse.Namespace) -> int:
     allocation = _allocation(environ)
     job = job_from(options, allocation)
     bin_dir = process.bin_dir()
-    environ["PATH"] = mpirun.search_path(environ.get("PATH", ""), bin_dir)
+    environ["PATH"] = mpirun.search_path(environ.get("PATH", process.DEFAULT_PATH), bin_dir)
+    environ.setdefault("HOME", process.home())  # Open MPI does not start without
     if options.as_horovod:
         environ["PYTHONPATH"] = as_horovod.search_path(environ.get("PYTHONPATH", ""))
     machine = Machine(process.which, process.ask, bin_dir, environ["PATH"])

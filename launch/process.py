@@ -21,6 +21,7 @@ from hvdlite.errors import LaunchError
 
 from . import guard
 
+DEFAULT_PATH = os.defpath  # where programs are looked for that have no PATH
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE = 5.0  # seconds that a program gets to end by itself
 _END = 4000  # characters of a program's output that are kept
@@ -34,6 +35,12 @@ def environment() -> dict[str, str]:
 
 def is_root() -> bool:
     return os.geteuid() == 0
+
+
+def home() -> str:
+    """Return the directory of this user, `/` where it has none."""
+    found = os.path.expanduser("~")
+    return "/" if found == "~" else found
 
 
 def host_name() -> str:
@@ -285,8 +292,8 @@ def started(
 
     def send(number: int) -> None:
         if child is not None and child.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.send_signal(number)
+            with contextlib.suppress(ProcessLookupError):  # no mpirun minds SIGQUIT: it would end, and its ranks go on
+                child.send_signal(signal.SIGTERM if number == signal.SIGQUIT else number)
             if told and number in guard.ENDING:
                 told()
 

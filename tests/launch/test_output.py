@@ -121,6 +121,14 @@ def test_a_rank_that_leaves_the_others_is_no_success(mpi):
 
 
 @pytest.mark.mpi
+def test_a_job_needs_no_environment(mpi):
+    # As services and cron start programs: no PATH, HOME or TERM.
+    command = [str(mpi.python), "-m", "hvdlite.launch", "-np", "2", "--no-label", "echo", "hi"]
+    done = subprocess.run(command, env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "hi\nhi\n"), done.stderr
+
+
+@pytest.mark.mpi
 def test_what_the_launcher_refuses_is_shown(openmpi):
     done = hvdrun(openmpi, "-np", "2", "--mpi-args=--no-such-option", code="")
     assert done.returncode not in (0, 2)

@@ -47,6 +47,17 @@ def test_signals_reach_the_program(number):
         assert parent.wait(timeout=30) == 41
 
 
+def test_ctrl_backslash_ends_the_program_as_sigterm_does():
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(int(signal.SIGTERM))], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    with parent:
+        assert parent.stdout.readline() == "up\n"
+        parent.send_signal(signal.SIGQUIT)
+        assert parent.wait(timeout=30) == 41
+
+
 def test_the_handlers_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
     process.run([sys.executable, "-c", ""], os.environ)
