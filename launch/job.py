@@ -65,6 +65,9 @@ class Job:
         elif self.ranks > 1 and _reads_program_from_stdin(self.command):
             faults.append("command: 'python -': mpirun gives the standard input to rank 0 only. "
                           "Put the program in a file.")  # fmt: skip
+        if ":" in self.command:
+            faults.append("command: ':' as an argument of its own begins another program for every launcher, and "
+                          "hvdrun starts the same on all ranks. Put the command into a script.")  # fmt: skip
         if self.ranks < 1:
             faults.append(f"-np: {self.ranks} ranks: at least 1 is needed")
         hosts = self.hosts or (self.allocation.hosts if self.allocation else ())

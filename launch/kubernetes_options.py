@@ -12,6 +12,7 @@ from hvdlite.errors import LaunchError
 from . import forwarding, horovodrun
 from .hosts import Faults
 from .kubernetes import KubernetesJob, Volume, render_manifest
+from .slurm_script import file_name
 
 _TEXTS = {  # option: (attribute of KubernetesJob, placeholder, help)
     "--image": ("image", "IMAGE", "container image with hvdlite and the program in it"),
@@ -44,6 +45,7 @@ def add_kubernetes_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("Kubernetes").add_argument
     add(
         "--kubernetes-manifest",
+        type=file_name,
         metavar="FILE",
         help="write an MPIJob (kubeflow.org/v2beta1) and start nothing; .yaml, .json, or - for the standard output",
     )

@@ -67,11 +67,23 @@ class Batch:
         return found
 
 
+def file_name(text: str) -> str:
+    """Return an option's value, which an empty variable of a shell would turn into a job that runs."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the file is empty")
+    return text
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Let `parser` take what concerns batch scripts; `batch_from` says what it means."""
     group = parser.add_argument_group("batch scripts for Slurm")
     add = group.add_argument
-    add("--slurm-script", metavar="FILE", help="write a script for sbatch and start nothing; - for the standard output")
+    add(
+        "--slurm-script",
+        type=file_name,
+        metavar="FILE",
+        help="write a script for sbatch and start nothing; - for the standard output",
+    )
     add("-N", "--nodes", type=int, metavar="N", help="number of machines (default: 1)")
     add("--cpus-per-task", type=int, dest="cpus", metavar="N", help="CPUs for each rank")
     add("--gpus-per-node", type=int, dest="gpus", metavar="N", help="GPUs of each machine; its ranks see all of them")

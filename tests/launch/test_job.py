@@ -84,3 +84,10 @@ def test_more_ranks_than_slots_are_refused_with_both_numbers():
 def test_a_job_needs_a_command_and_a_rank(command, ranks):
     with pytest.raises(LaunchError):
         Job(command=command, ranks=ranks)
+
+
+def test_a_colon_is_not_left_to_the_launcher():
+    # Open MPI ended with 251 and said nothing; MPICH started what follows as another program.
+    with pytest.raises(Faults, match="':' as an argument of its own begins another program"):
+        Job(command=("python", "train.py", ":", "b"), ranks=2)
+    assert Job(command=("python", "train.py", "a:b"), ranks=2)

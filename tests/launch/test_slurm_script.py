@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,28 @@ def test_a_new_start_needs_a_limit_to_count_from():
 @pytest.mark.parametrize("time", ["90", "5:30", "1:00:00", "2-0", "2-12:00", "1-0:0:1"])
 def test_times_are_those_of_slurm(time):
     assert Batch(time=time).faults(1) == []
+
+
+@pytest.mark.parametrize("option", ["--slurm-script", "--kubernetes-manifest"])
+def test_an_empty_name_of_a_file_starts_no_job(option, capsys):
+    with pytest.raises(SystemExit) as ended:  # as `hvdrun --slurm-script "$SCRIPT" …` may say it
+        cli.main(["-np", "2", option, "", "true"])
+    assert ended.value.code == 2
+    assert f"argument {option}: the name of the file is empty" in capsys.readouterr().err
+
+
+def test_names_and_values_reach_the_program_as_they_are(tmp_path):
+    arguments = ["two words", 'it\'s "q"', "$HOME", "`ls`", "ü*", "", "two\nlines"]
+    show = "import os, sys; print([os.environ['A'], *sys.argv[1:]])"
+    path = tmp_path / "a 'job' $x.sbatch"
+    command = [sys.executable, "-c", show, *arguments]
+    assert cli.main(["-np", "1", "-x", "A=b c'$HOME\nd", "--slurm-script", str(path), *command]) == 0
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\nwhile [ "$1" != -c ]; do p=$1; shift; done; exec "$p" "$@"\n')
+    srun.chmod(0o755)
+    script = path.read_text().replace("exec srun", f"exec {srun}")
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30)
+    assert done.stdout == f"{['b c' + chr(39) + '$HOME' + chr(10) + 'd', *arguments]}\n", done.stderr
 
 
 def test_a_node_without_a_rank_is_refused():
