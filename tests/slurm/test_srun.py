@@ -45,6 +45,28 @@ def test_nodes_may_have_different_numbers_of_tasks(slurm, report, tmp_path):
     ]
 
 
+# Torch without CUDA sees no GPU: here those that Slurm gives count, and the one that is taken is said.
+DEVICE = """
+import os, torch, hvdlite.torch as hvd
+seen = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: len(seen)
+hvd.init()
+print("rank", hvd.rank(), os.environ["SLURMD_NODENAME"], len(seen), seen[hvd.local_device().index], flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "n_seen"),
+    [(["--gpus-per-node=2"], 2), (["--gpus-per-node=4"], 4), (["--gpus-per-task=1"], 1), (["--gpus-per-task=2"], 2)],
+)
+def test_ranks_of_a_node_take_a_gpu_each(slurm, options, n_seen):
+    done = slurm.run("srun", "--mpi=pmix", "-N2", "--ntasks-per-node=2", *options, sys.executable, "-c", DEVICE)
+    assert done.returncode == 0, done.stderr
+    said = [line.split() for line in ranks(done.stdout)]
+    assert [(line[2], int(line[3])) for line in said] == [("n1", n_seen)] * 2 + [("n2", n_seen)] * 2
+    assert len({(line[2], line[4]) for line in said}) == 4, done.stdout
+
+
 @pytest.mark.parametrize(("flavour", "kind"), [("openmpi", "none"), ("openmpi", "pmi2"), ("mpich", "none")])
 def test_the_wrong_kind_of_process_management_is_an_error(slurm, flavour, kind, request, report):
     python = request.getfixturevalue(flavour).python
