@@ -5,6 +5,7 @@ What to show is decided in `screen`, what to say at the end in `verdict`; here i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import selectors
@@ -57,7 +58,7 @@ def supervise(
     columns = {stream: found for stream, fd in (("o", 1), ("e", 2)) if (found := _columns(fd))}
     record = Record(ranks)
     job = _Job(record, Screen(Style(label, stamped, columns), record.listen), Arrivals(record, patience), verbose)
-    received: list[int] = []
+    received = job.received
     with process.started(argv, environ, received) as (child, end):
         assert child.stdin is not None
         job.feed = Feed(child.stdin.fileno())
@@ -89,6 +90,8 @@ class _Job:
     screen: Screen
     arrivals: Arrivals
     verbose: bool
+    received: list[int] = field(default_factory=list)  # signals
+    stuck: set[str] = field(default_factory=set)  # streams that nobody reads, and hvdrun is to end
     feed: Feed | None = None
     held: list[tuple[float, Piece]] = field(default_factory=list)  # the launcher's own words, and since when
     lost: set[str] = field(default_factory=set)  # streams that could not be written
@@ -152,13 +155,23 @@ class _Job:
         for stream, text in pieces:
             rest, fd = text, 1 if stream == "o" else 2
             try:
-                while rest:
-                    try:
-                        rest = rest[os.write(fd, rest) :]
-                    except BlockingIOError:  # somebody made it so that shares it with us
-                        select.select([], [fd], [])
+                while rest and stream not in self.stuck:
+                    self._wait_for_room(fd)
+                    with contextlib.suppress(BlockingIOError):  # somebody made it so that shares it with us
+                        rest = rest[os.write(fd, rest[: select.PIPE_BUF]) :]
+            except TimeoutError:
+                self.stuck.add(stream)
             except OSError as error:  # nobody reads it, it is closed, or its disk is full; the job goes on
                 self._note_loss(stream, error)
+
+    def _wait_for_room(self, fd: int) -> None:
+        """Wait until a pipe takes a piece. Raises TimeoutError if it does not, and hvdrun was told to end."""
+        until = float("inf")
+        while not select.select([], [fd], [], _LOOK)[1]:
+            if until == float("inf") and any(number in _ENDING for number in self.received):
+                until = time.monotonic() + _REST
+            if time.monotonic() > until:
+                raise TimeoutError
 
     def _note_loss(self, stream: str, error: OSError) -> None:
         """Say once that what ranks write does not arrive. Nothing where the reader has had enough, as `head` has."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
+import signal
 import subprocess
+import sys
+import termios
 import time
 
 import pytest
@@ -188,3 +192,28 @@ def test_a_job_outlives_that_its_output_cannot_be_written(mpi, tmp_path):
     assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.count("hvdrun: cannot write to standard output") == 1 and "No space left" in done.stderr
     assert marker.exists()
+
+
+@pytest.mark.mpi
+def test_a_job_ends_when_told_though_nobody_reads_its_output(openmpi):
+    ours, theirs = os.pipe()
+    code = "import sys\nwhile True: print('more')"
+    command = [str(openmpi.python), "-m", "hvdlite.launch", "-np", "2", "python", "-c", code]
+    environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    job = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    with job:
+        try:
+            end = time.monotonic() + 60
+            while not is_full(ours):
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            job.send_signal(signal.SIGINT)
+            assert job.wait(timeout=10) == 130
+        finally:
+            os.close(ours)
+            job.kill()
+
+
+def is_full(pipe):
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) > 60000
