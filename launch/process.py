@@ -309,6 +309,8 @@ def started(
         with guard.guarded(child.pid) as told:
             for number in early:
                 send(number)
+            if any(number in guard.ENDING for number in received):  # also one that came before there was a guard
+                told()
             yield child, lambda: send(signal.SIGTERM)
     finally:
         for number, handler in before.items():
