@@ -6,8 +6,9 @@ It travels through the launcher's standard input in packets, one a line:
 
 Open MPI 5.0.11's mpirun never tells rank 0 that the input has ended, and is known to hand on pieces of more than 64 KB
 several times (github.com/openpmix/prrte/issues/2579). So the end is a packet, and what is there already is left out.
-MPICH's proxy gives up the whole job when a rank does not read fast enough ("can't keep up"). So the runner tells
-what the program has taken, and only a few packets are under way.
+Where rank 0 is on another host, it loses all pieces that fill a read of 4096 bytes. MPICH's proxy gives up the whole
+job when a rank does not read fast enough ("can't keep up"). So the runner tells what the program has taken, and only
+then the next packet leaves.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ import sys
 import threading
 import time
 
-_PIECE = 2048  # bytes: below 4096 in base64, what pipes take whole and launchers read at once
-_UNDER_WAY = 8  # packets: 22 KB, which a pipe takes though nobody reads
+_PIECE = 2997  # bytes: a packet stays below 4096
 _LOOK = 0.2  # seconds between two looks at whether this process may read from its terminal
 
 
@@ -36,7 +36,7 @@ class Feed:
     def __init__(self, target: int) -> None:
         self._source = 0 if sys.stdin is not None else None  # closed: by now 0 may be a file of our own
         self._target = target
-        self._room = threading.Semaphore(_UNDER_WAY)
+        self._room = threading.Semaphore(1)
 
     def start(self) -> None:
         threading.Thread(target=self._copy, daemon=True).start()

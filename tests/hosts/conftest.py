@@ -88,12 +88,18 @@ class Cluster:
         return {**clean, "PATH": "/usr/bin:/bin", "TMPDIR": str(self.ssh), **(env or {})}
 
     def hvdrun(
-        self, mpi: Any, *args: str, host: str = "h1", env: Mapping[str, str] | None = None, timeout: float = 40
+        self,
+        mpi: Any,
+        *args: str,
+        host: str = "h1",
+        env: Mapping[str, str] | None = None,
+        timeout: float = 40,
+        text: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Run hvdrun on a host to its end, and check that nothing is left of the job anywhere."""
+        """Run hvdrun on a host to its end with `text` for input, and check that nothing is left of the job anywhere."""
         done = subprocess.run(
-            self.command(mpi, *args, host=host), env=self.environ(env), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=timeout,
+            self.command(mpi, *args, host=host), env=self.environ(env), input=text, capture_output=True, text=True,
+            timeout=timeout,
         )  # fmt: skip
         assert self.gone(5) == {}
         return done

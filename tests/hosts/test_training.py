@@ -54,6 +54,25 @@ def test_ranks_know_their_places_and_get_what_is_named(cluster, mpi, tmp_path):
     assert seats(done.stdout) == ["h2 0 0 2 0 2 1,2 None", "h2 1 1 2 0 1 1,2 None", "h3 2 0 1 1 2 1,2 None"]
 
 
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+def test_the_input_reaches_rank_0_on_another_host(cluster, mpi):
+    text = "".join(f"{number}\n" for number in range(30_000))  # more than the launchers' pipes take
+    count = "import sys; text = sys.stdin.read(); print(len(text), text[-6:].strip())"
+    done = cluster.hvdrun(mpi, "-H", "h2,h3", "python", "-c", count, text=text)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[0] {len(text)} 29999", "[1] 0 "]
+
+
+@pytest.mark.parametrize("cluster", [2], indirect=True)
+def test_a_rank_that_does_not_come_is_named_with_its_host(cluster, mpi):
+    code = "import socket, time; time.sleep(100 * (socket.gethostname() == 'h2')); import hvdlite; hvdlite.init()"
+    done = cluster.hvdrun(mpi, "-H", "h1,h2", "--start-timeout", "2", "python", "-c", code)
+    assert done.returncode == 1, done.stderr
+    assert (
+        "rank 1 of 2 has not come to hvd.init(), and rank 0 waits there for 2 s: rank 1 still runs on h2" in done.stderr
+    )
+
+
 def test_port_and_key_reach_the_ssh_of_mpirun(cluster, mpi, tmp_path):
     key = tmp_path / "key"
     shutil.copy(cluster.ssh / "user", key)
