@@ -31,7 +31,7 @@ import tensorflow as tf
 import hvdlite.tensorflow as hvd
 
 Step = Callable[[], Any]
-STEPS, WARM_UP = 14, 6  # of a turn; until the ranks have learned what they repeat, steps do not count
+WARM_UP, COUNTED = 6, 8  # steps of a turn; until the ranks have learned what they repeat, they do not count
 
 
 def dense() -> tuple[list[tf.Variable], Callable[[], tf.Tensor]]:
@@ -112,16 +112,16 @@ def contenders(make: Callable[[], Any]) -> dict[str, Step]:
     }
 
 
-def measure(steps: dict[str, Step], turns: int) -> dict[str, float]:
+def measure(steps: dict[str, Step], turns: int, warm_up: int, counted: int) -> dict[str, float]:
     """Median milliseconds of a step of the slowest rank."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(turns):
         for name, step in steps.items():
             hvd.barrier()
-            for i in range(STEPS):
+            for i in range(warm_up + counted):
                 begun = time.perf_counter()
                 step()
-                if i >= WARM_UP:
+                if i >= warm_up:
                     times[name].append(time.perf_counter() - begun)
     slowest = {name: hvd.allreduce(tf.constant(spent, tf.float64), op=hvd.Max).numpy() for name, spent in times.items()}
     return {name: 1e3 * statistics.median(spent) for name, spent in slowest.items()}
@@ -148,6 +148,7 @@ def between_hosts(options: argparse.Namespace) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--quick", action="store_true", help="does it run? Figures mean nothing")
     parser.add_argument("--threads", type=int, default=1, help="of TensorFlow's kernels on each rank")
     parser.add_argument("--rate", help="of a link between two hosts, as tc writes it")
     parser.add_argument("--json")
@@ -158,7 +159,9 @@ def main() -> None:
     hvd.init()
     results = {}
     for name, make in (("dense, 8.4 million", dense), ("conv, 0.06 million", conv)):
-        found = results[name] = measure(contenders(make), options.turns)
+        found = results[name] = measure(
+            contenders(make), *((1, 1, 2) if options.quick else (options.turns, WARM_UP, COUNTED))
+        )
         if hvd.rank() == 0:
             print(f"{name}, {hvd.size()} ranks")
             for contender, ms in found.items():

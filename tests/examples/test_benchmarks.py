@@ -74,3 +74,14 @@ def test_the_benchmark_of_tuning_compares_the_default_with_what_was_found(openmp
         assert set(result["median_seconds"]) == {"default", "tuned"}
         assert result["tuning"]["steps"] == 3
     assert ended.out.count("tuned is ") == 2
+
+
+@pytest.mark.slow
+def test_steps_of_tensorflow_are_compared(openmpi, tmp_path):
+    figures = tmp_path / "figures.json"
+    ended = openmpi.run(2, ROOT / "benchmarks" / "train_tf.py", "--quick", "--json", figures, timeout=110).check()
+    found = json.loads(figures.read_text())
+    assert {name: set(times) for name, times in found.items()} == {
+        network: {"none", "hvdlite", "no overlap", "mpi"} for network in ("dense, 8.4 million", "conv, 0.06 million")
+    }
+    assert ended.out.count("with overlap the exchange adds") == 2
