@@ -14,8 +14,10 @@ import pytest
 FOLDERS = {
     "hvdlite": "hvdlite",
     "launch": "hvdlite.launch",
+    "adapters/keras3": "hvdlite.keras",
     "adapters/pytorch": "hvdlite.torch",
     "adapters/tf": "hvdlite.tensorflow",
+    "adapters/tf_keras3": "hvdlite.tensorflow.keras",
 }
 
 

@@ -1,0 +1,100 @@
+"""Models as a whole: their state from one rank to all, and models from files, with optimizers that reduce again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+import hvdlite
+from hvdlite import Average, InvalidRequestError, global_process_set
+from hvdlite.lowlevel import describe_ranks
+
+from .backends import backend, port
+from .optimizer import distribute
+from .settings import settings_of
+from .variables import Members
+
+
+def broadcast_model(model: Any, root_rank: int, local_variables: Sequence[Any] = ()) -> None:
+    """Set the variables of a model and of its optimizer to those of rank `root_rank`. Collective.
+
+    The model must be built. Its optimizer is built if it is not yet.
+
+    Args:
+        local_variables: are left alone.
+
+    Raises:
+        InvalidRequestError: on all ranks, if their models or optimizers differ in shape.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    local = Members()
+    for variable in local_variables:
+        local.add(variable)
+    # A seed or a metric may be in both lists, or in one twice.
+    found = {id(v): v for v in [*model.variables, *(optimizer.variables if optimizer is not None else [])]}
+    variables = [v for v in found.values() if v not in local and _is_numeric(v)]
+    _check_alike([f"{tuple(v.shape)} {keras.backend.standardize_dtype(v.dtype)}" for v in variables])
+    arrays = [np.ascontiguousarray(keras.ops.convert_to_numpy(v.value)).reshape(v.shape) for v in variables]
+    started = [
+        hvdlite.broadcast_async(array, root_rank, f"broadcast_model.{i}.{str(v.name).rpartition('/')[2]}")
+        for i, (array, v) in enumerate(zip(arrays, variables, strict=True))
+    ]
+    for variable, handle in zip(variables, started, strict=True):
+        variable.assign(hvdlite.synchronize(handle))
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = port.Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Return a model from a file, with its state, and with an optimizer that reduces gradients again.
+
+    Args:
+        filepath: of `model.save()`: .keras or .h5.
+        custom_optimizers: classes of optimizers that Keras does not know.
+        custom_objects: as of `keras.models.load_model`; these come first.
+        compression: as of `DistributedOptimizer`. For other arguments of it, load with `keras.models.load_model`, and
+            then call `DistributedOptimizer(model.optimizer, …)`.
+        legacy_opts: accepted; Keras 3 has no legacy optimizers.
+    """
+    del legacy_opts
+    known = {one.__name__: one for one in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        distribute(
+            optimizer,
+            settings_of(Average, 1.0, compression, False, 0, None, global_process_set, True, 1, False, None, "", ""),
+        )
+        if backend() == "tensorflow" and model.jit_compile:  # what "auto" was resolved to when it was saved
+            model.jit_compile = False
+    return model
+
+
+def _is_numeric(variable: Any) -> bool:
+    return bool(keras.backend.standardize_dtype(variable.dtype) != "string")
+
+
+def _check_alike(mine: list[str]) -> None:
+    """Raise on all ranks if they would send different things."""
+    everyone = hvdlite.allgather_object(mine)
+    different = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
+    if not different:
+        return
+    theirs = everyone[different[0]]
+    first = next((i for i, (a, b) in enumerate(zip(everyone[0], theirs, strict=False)) if a != b), None)
+    where = (
+        "" if first is None else f"; the first that differs is number {first}: {everyone[0][first]}, {theirs[first]}"
+    )
+    raise InvalidRequestError(
+        f"broadcast_model: the models or optimizers differ between ranks: {len(everyone[0])} variables on rank 0, "
+        f"{len(theirs)} on {describe_ranks(different)}{where}. Build and compile the same model on every rank."
+    )
