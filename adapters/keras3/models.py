@@ -40,10 +40,8 @@ def broadcast_model(model: Any, root_rank: int, local_variables: Sequence[Any] =
     variables = [v for v in found.values() if v not in local and _is_numeric(v)]
     _check_alike([f"{tuple(v.shape)} {keras.backend.standardize_dtype(v.dtype)}" for v in variables])
     arrays = [np.ascontiguousarray(keras.ops.convert_to_numpy(v.value)).reshape(v.shape) for v in variables]
-    started = [
-        hvdlite.broadcast_async(array, root_rank, f"broadcast_model.{i}.{str(v.name).rpartition('/')[2]}")
-        for i, (array, v) in enumerate(zip(arrays, variables, strict=True))
-    ]
+    # By place alone: the names of slots have the numbers of layers, which may differ between ranks.
+    started = [hvdlite.broadcast_async(array, root_rank, f"broadcast_model.{i}") for i, array in enumerate(arrays)]
     for variable, handle in zip(variables, started, strict=True):
         variable.assign(hvdlite.synchronize(handle))
 

@@ -61,8 +61,8 @@ class Passes:
         def last() -> None:
             plain(self._reducer(self._scaled(totals), variables), list(variables))
             for one in sums:
-                one.assign(ops.zeros_like(one))
-            self._count.assign(ops.zeros_like(self._count))
+                one.assign(ops.zeros(one.shape, one.dtype))
+            self._count.assign(ops.zeros((), self._count.dtype))
 
         def another() -> None:
             for one, total in zip(sums, totals, strict=True):

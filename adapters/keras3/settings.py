@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from hvdlite import InvalidRequestError, ProcessSet
 from hvdlite.lowlevel import ReduceOp, check_process_set, resolve_op
+
+_NUMBER = re.compile(r"_\d+$")
 
 
 class Settings(NamedTuple):
@@ -119,8 +122,8 @@ def bundles_of(places: Sequence[int], groups: Any, variables: Sequence[Any]) -> 
 
 
 def name_at(place: int, variable: Any) -> str:
-    """Return the name of a gradient: by place, so that it does not matter how layers are numbered on a rank."""
-    return f"{place}.{str(variable.name).rpartition('/')[2]}"
+    """Return the name of a gradient: by place, so that it does not matter how variables are numbered on a rank."""
+    return f"{place}.{_NUMBER.sub('', str(variable.name).rpartition('/')[2])}"
 
 
 def _check_groups(groups: Any) -> None:

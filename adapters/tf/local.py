@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from hvdlite import InvalidRequestError
+
+_NUMBER = re.compile(r"_\d+$")  # which Keras gives to variables without a name, counting all of this process
 
 
 class VariableSet:
@@ -77,7 +80,7 @@ def _last_part(variable: Any) -> str:
         name = variable.name
     except (AttributeError, ValueError):  # an eager tensor has none
         return "tensor"
-    return str(name).rpartition("/")[2].partition(":")[0]
+    return _NUMBER.sub("", str(name).rpartition("/")[2].partition(":")[0])
 
 
 def _identity(variable: Any) -> int:
