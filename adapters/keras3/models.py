@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,6 +69,8 @@ def load_model(
     model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
+        if str(filepath).endswith((".h5", ".hdf5")):
+            optimizer = model.optimizer = _restored(optimizer, model, str(filepath))
         distribute(
             optimizer,
             settings_of(Average, 1.0, compression, False, 0, None, global_process_set, True, 1, False, None, "", ""),
@@ -75,6 +78,35 @@ def load_model(
         if backend() == "tensorflow" and model.jit_compile:  # what "auto" was resolved to when it was saved
             model.jit_compile = False
     return model
+
+
+def _restored(optimizer: Any, model: Any, filepath: str) -> Any:
+    """Return the optimizer of an HDF5 file with its state.
+
+    Keras 3.15 builds it with the variables that the model has outside of its layers, which are none: it loses its
+    state, and the first step fails.
+    """
+    variables = model.trainable_variables
+    if len(optimizer._trainable_variables) == len(variables):
+        return optimizer
+    import h5py  # only here; Keras brings it
+
+    made = type(optimizer).from_config(optimizer.get_config())
+    made.build(variables)
+    with h5py.File(filepath, "r") as file:
+        if "optimizer_weights" in file:
+            group = file["optimizer_weights"]
+            # Long lists of names are cut into weight_names0, weight_names1, …
+            parts = ["weight_names"] if "weight_names" in group.attrs else itertools.count()
+            names: list[Any] = []
+            for part in parts:
+                key = part if isinstance(part, str) else f"weight_names{part}"
+                if key not in group.attrs:
+                    break
+                names += list(group.attrs[key])
+            values = [group[n.decode() if isinstance(n, bytes) else n][()] for n in names]
+            made.set_weights([np.asarray(value) for value in values])
+    return made
 
 
 def _is_numeric(variable: Any) -> bool:

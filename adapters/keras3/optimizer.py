@@ -105,7 +105,16 @@ class State:
         self.settings = settings
         self.reducer = port.Reducer(settings)
         self.passes = Passes(settings, self.reducer) if settings.passes > 1 else None
-        self.busy = False
+        self.busy = self.saving = False
+
+    @contextmanager
+    def as_plain(self) -> Iterator[None]:
+        """Show only the variables that a plain optimizer has."""
+        before, self.saving = self.saving, True
+        try:
+            yield
+        finally:
+            self.saving = before
 
     @contextmanager
     def once(self) -> Iterator[None]:
@@ -166,18 +175,21 @@ class _Distributed:
     @property
     def variables(self) -> Variables:
         """The variables of the optimizer; as in Keras 2, the list may be called."""
-        return Variables(super().variables)  # type: ignore[misc]
+        found, state = super().variables, self._hvd  # type: ignore[misc]
+        if state.saving and state.passes is not None:
+            found = [one for one in found if not state.passes.holds(one)]
+        return Variables(found)
 
     def register_local_var(self, var: Any) -> None:
         """Leave the gradient of `var` on its rank."""
         self._hvd.reducer.local.add(var)
 
     def save_own_variables(self, store: Any) -> None:
-        with _without_passes(self):
+        with self._hvd.as_plain():
             super().save_own_variables(store)  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
-        with _without_passes(self):
+        with self._hvd.as_plain():
             super().load_own_variables(store)  # type: ignore[misc]
 
 
@@ -244,14 +256,3 @@ def _apply_through_values(optimizer: Any, gradients: Sequence[Any], variables: S
     values, own_values = optimizer.stateless_apply([v.value for v in own], gradients, [v.value for v in variables])
     for variable, value in zip([*variables, *own], [*values, *own_values], strict=True):
         variable.assign(value)
-
-
-@contextmanager
-def _without_passes(optimizer: Any) -> Iterator[None]:
-    """Hide the variables that a plain optimizer does not have."""
-    passes = optimizer._hvd.passes
-    if passes is None:
-        yield
-        return
-    with passes.hidden(optimizer):
-        yield

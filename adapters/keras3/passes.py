@@ -6,8 +6,7 @@ the variables of the optimizer; elsewhere they are not. They are not saved in ei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -113,17 +112,9 @@ class Passes:
 
         return ops.cond(ops.equal(own[at_count] + 1, self._settings.passes), last, another)
 
-    @contextmanager
-    def hidden(self, optimizer: Any) -> Iterator[None]:
-        """Take the sums out of the variables of the optimizer, if they are there."""
-        mine = {id(one) for one in [*self._sums, self._count]}
-        listed = optimizer._variables
-        before = list(listed)
-        listed[:] = [one for one in before if id(one) not in mine]
-        try:
-            yield
-        finally:
-            listed[:] = before
+    def holds(self, variable: Any) -> bool:
+        """Return whether `variable` is one of the sums, or their count."""
+        return variable is self._count or any(variable is one for one in self._sums)
 
     def _scaled(self, totals: Sequence[Any]) -> list[Any]:
         if not self._settings.average_passes:
