@@ -49,14 +49,14 @@ def test_it_is_so_in_double_precision(hvd, backend, name):
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     images, labels = digits(STEPS, "float64")
-    # Not the loss of the others: on torch Keras has float32 in it.
     targets = np.eye(10)[labels]
     alone, model = make_model(), make_model()
     alone.compile(OPTIMIZERS[name](), loss=keras.losses.MeanSquaredError())
     model.compile(hvd.DistributedOptimizer(OPTIMIZERS[name]()), loss=keras.losses.MeanSquaredError())
     fit(alone, images, targets, batch=BATCH * hvd.size())
     fit(model, mine(images), mine(targets))
-    assert_close(model.get_weights(), alone.get_weights(), 1e-9)
+    # On torch Keras computes gradients partly in float32: those of halves of a batch differ by 1e-8 in one process.
+    assert_close(model.get_weights(), alone.get_weights(), 2e-6 if backend == "torch" else 1e-9)
 
 
 @pytest.mark.parametrize("way", ["apply_gradients", "apply", "stateless_apply"])
