@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,17 @@ def quiet_caller() -> Callable[..., Any]:
     context = contextvars.Context()
     context.run(functools.partial(np.seterr, all="ignore"))
     return context.run
+
+
+def flushes_subnormals() -> bool:
+    """Return whether this thread takes subnormal numbers for zero, as threads of TensorFlow do, and torch's on demand.
+
+    A sum depends on that, and float16 passes through subnormal float32 (`halves`).
+    """
+    return _LEAST_NORMAL * _HALF == 0.0
+
+
+_LEAST_NORMAL, _HALF = sys.float_info.min, 0.5  # not written out above: Python would multiply when it compiles
 
 
 class Kernels:

@@ -34,7 +34,7 @@ from hvdlite.engine.handle import Handle
 from hvdlite.engine.inbox import Inbox, Submission, call_site
 from hvdlite.engine.short_way import ShortWay
 from hvdlite.engine.stall import StallWatch
-from hvdlite.kernels import Kernels
+from hvdlite.kernels import Kernels, flushes_subnormals
 from hvdlite.messages import Knobs, Request, Response
 from hvdlite.negotiation.board import open_board
 from hvdlite.negotiation.coordinator import Coordinator
@@ -158,7 +158,7 @@ class Engine:
             has been done.
         """
         follower = self._negotiator.follower
-        if follower is None or follower.encloses or self._tuner is not None:
+        if follower is None or follower.encloses or self._tuner is not None or flushes_subnormals():
             return False
         if not self._driving.acquire(blocking=False):
             return False
@@ -211,11 +211,14 @@ class Engine:
                 self._alarm.release()
 
     def drive(self, done: Callable[[], bool], timeout: float | None = None) -> None:
-        """Work on this thread until `done()`, the time is up, or at once if another thread drives.
+        """Work on this thread until `done()`, or the time is up. Return at once if another thread does, or has to.
 
         An exception that a signal handler raises passes through. While this sleeps the engine's thread goes on; in
         the middle of a transfer it ends the engine.
         """
+        if flushes_subnormals():  # its sums would have other bits than those of ranks on whose threads they are not zero
+            self.alert()
+            return
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         if not self._driving.acquire(blocking=False):
             self.comm.wake()  # it may sleep, and not know of what was submitted
