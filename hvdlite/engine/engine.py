@@ -216,7 +216,9 @@ class Engine:
         An exception that a signal handler raises passes through. While this sleeps the engine's thread goes on; in
         the middle of a transfer it ends the engine.
         """
-        if flushes_subnormals():  # its sums would have other bits than those of ranks on whose threads they are not zero
+        if (
+            flushes_subnormals()
+        ):  # its sums would have other bits than those of ranks on whose threads they are not zero
             self.alert()
             return
         deadline = math.inf if timeout is None else time.monotonic() + timeout

@@ -18,8 +18,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def run(openmpi, size, backend, *more, **environment):
-    pytest.importorskip("keras")
-    pytest.importorskip(backend)
     command = [*PYTEST, "--lockstep-deadline", "60", IN_STEP, *more]
     return openmpi.run(
         size, *command, env={**ENVIRONMENT, "KERAS_BACKEND": backend, **environment}, timeout=380
@@ -31,7 +29,7 @@ def test_two_ranks(openmpi, backend):
     run(openmpi, 2, backend)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])  # JAX compiles each step of each rank: minutes
 def test_three_ranks(openmpi, backend):
     run(openmpi, 3, backend, "-k", "fit or passes or overflow or callbacks or reduced")
 

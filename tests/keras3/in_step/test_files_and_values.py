@@ -138,7 +138,7 @@ def test_the_module_of_tensorflow_is_the_same(hvd, backend):
     import hvdlite.tensorflow.keras as other
 
     assert other.callbacks.MetricAverageCallback is hvd.callbacks.MetricAverageCallback
-    optimizer = other.DistributedOptimizer(keras.optimizers.SGD(0.1), None, "", "", hvd.Compression.bf16, True)
+    optimizer = other.DistributedOptimizer(keras.optimizers.SGD(0.1), None, "", "", hvd.Compression.fp16, True)
     model = compiled(optimizer)
     images, labels = digits(2)
     fit(model, mine(images), mine(labels))

@@ -144,6 +144,24 @@ def test_local_sources_stay_and_are_scaled(hvd, call):
     assert [float(g) for g in call(lambda: gradients(False))] == [rank, mean]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_small_gradients_have_the_same_bits_everywhere(hvd, dtype):
+    least = 6e-8  # of float16; threads of TensorFlow take the float32 on the way to it for zero
+    w = tf.Variable(tf.ones([300, 20], dtype))
+    factors = tf.reshape(tf.range(6000, dtype=dtype), [300, 20]) * least * 0.37
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(w * factors) * (hvd.rank() + 1.0)
+        return hvd.DistributedGradientTape(tape, compression=hvd.Compression.fp16).gradient(y, w)
+
+    for _ in range(8):
+        found = step()
+        equal_on_all(hvd, [found])
+    np.testing.assert_allclose(found, factors * (hvd.size() + 1) / 2, rtol=0.01, atol=2 * least)
+
+
 def test_layers_can_be_local(hvd):
     import keras
 
