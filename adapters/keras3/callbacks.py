@@ -193,9 +193,9 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
-        save_weights_only: bool = False,
         mode: str = "auto",
         save_freq: Any = "epoch",
+        save_weights_only: bool = False,
     ) -> None:
         suffix = ".weights.h5" if save_weights_only else ".keras"
         super().__init__(

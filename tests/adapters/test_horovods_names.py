@@ -1,4 +1,4 @@
-"""Each name of Horovod for PyTorch and TensorFlow exists, and takes the calls that Horovod's takes.
+"""Each name of Horovod for PyTorch, TensorFlow and Keras exists, and takes the calls that Horovod's takes.
 
 The names are in horovod_*_names.txt, by Horovod's module. They are looked up under Horovod's own module names, as
 programs do.
@@ -19,12 +19,14 @@ import pytest
 import torch
 
 import hvdlite as core
+import hvdlite.keras
 import hvdlite.tensorflow
 import hvdlite.torch as hvd
 from hvdlite import as_horovod
 
 TABLES = sorted(Path(__file__).parent.glob("horovod_*_names.txt"))
 MISSING = object()
+ADAPTERS = (hvdlite.keras, hvdlite.tensorflow)  # others are compared by torch's
 
 
 def rows() -> list[tuple[str, str]]:
@@ -88,7 +90,7 @@ def test_a_name_of_horovod_is_there_and_takes_its_calls(horovod, module, entry):
         assert found == int(value)
         assert isinstance(found, int)
     if parameters is not None:
-        framework = hvdlite.tensorflow if ".tensorflow" in module else hvd
+        framework = next((a for a in ADAPTERS if module.startswith(a.__name__.replace("hvdlite", "horovod", 1))), hvd)
         assert not takes_less(inspect.signature(found), reference_signature(parameters, framework))
 
 
