@@ -3,6 +3,7 @@
 - A `LossScaleOptimizer` around a distributed optimizer, as `model.compile()` makes it for mixed_float16, becomes
   distributed instead. It looks for overflows in gradients; were they not reduced by then, a rank with an overflow
   would skip the step and leave the others waiting.
+- `compile(experimental_run_tf_function=False)`, which scripts written for Horovod have, is accepted.
 - `jit_compile="auto"` of a model with a distributed optimizer means False on TensorFlow, whose XLA cannot call Python.
 """
 
@@ -19,17 +20,18 @@ _MARK = "_changed_by_hvdlite"
 
 
 def change_keras() -> None:
-    """Make both changes, if they are not made yet."""
+    """Make the changes, if they are not made yet."""
     scaler: Any = keras.optimizers.LossScaleOptimizer
     if not hasattr(scaler, _MARK):
         scaler.__init__ = _with_hoisting(scaler.__init__)
         setattr(scaler, _MARK, True)
-    if backend() != "tensorflow":
-        return
     trainer: Any = next((one for one in keras.Model.__mro__ if "_resolve_auto_jit_compile" in vars(one)), None)
-    if trainer is not None and not hasattr(trainer, _MARK):
+    if trainer is None or hasattr(trainer, _MARK):
+        return
+    trainer.compile = _with_old_argument(trainer.compile)
+    if backend() == "tensorflow":
         trainer._resolve_auto_jit_compile = _without_xla(trainer._resolve_auto_jit_compile)
-        setattr(trainer, _MARK, True)
+    setattr(trainer, _MARK, True)
 
 
 def _with_hoisting(plain: Any) -> Any:
@@ -52,3 +54,12 @@ def _without_xla(plain: Any) -> Any:
         return not is_distributed(getattr(self, "optimizer", None)) and bool(plain(self))
 
     return _resolve_auto_jit_compile
+
+
+def _with_old_argument(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def compile(self: Any, *arguments: Any, experimental_run_tf_function: Any = None, **named: Any) -> Any:
+        del experimental_run_tf_function
+        return plain(self, *arguments, **named)
+
+    return compile

@@ -30,6 +30,11 @@ def broadcast_model(model: Any, root_rank: int, local_variables: Sequence[Any] =
     Raises:
         InvalidRequestError: on all ranks, if their models or optimizers differ in shape.
     """
+    _check_alike(["built" if model.built else "not built"])
+    if not model.built:
+        raise InvalidRequestError(
+            "broadcast_model: the model has no variables yet. Give it a keras.Input, or call it once, on every rank."
+        )
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)

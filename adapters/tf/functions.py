@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ def broadcast_variables(
     """
     listed = list(variables)
     if not listed:
+        warnings.warn("broadcast_variables: there are none. Is the model not built yet?", stacklevel=2)
         return None if tf.executing_eagerly() else tf.no_op()
     received = _broadcast_all(listed, root_rank, process_set)
     assigned = [variable.assign(value) for variable, value in zip(listed, received, strict=True)]

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import hvdlite
+import hvdlite.keras
 import hvdlite.tensorflow
 import hvdlite.torch
 
@@ -27,7 +28,7 @@ Takes NumPy arrays and whatever speaks DLPack, and returns NumPy arrays.
 ADAPTER = """
 ## {}
 
-Has all names above. Those of the operations take and return tensors, and some have other arguments. It adds or changes:
+Names from above mean the same here. Operations take and return the framework's tensors. It adds or changes:
 """
 
 
@@ -35,7 +36,7 @@ def main() -> None:
     names = [name for name in hvdlite.__all__ if not name.startswith("__")]
     print(HEAD)
     print(table(hvdlite, names), end="")
-    for adapter in (hvdlite.torch, hvdlite.tensorflow):
+    for adapter in (hvdlite.torch, hvdlite.tensorflow, hvdlite.keras):
         print(ADAPTER.format(adapter.__name__))
         print(table(adapter, [name for name in adapter.__all__ if differs(adapter, name)]), end="")
 

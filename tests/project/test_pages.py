@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import hvdlite
+import hvdlite.keras
 import hvdlite.tensorflow
 import hvdlite.torch
 
@@ -23,7 +24,7 @@ def test_the_page_of_names_has_every_name_and_says_something_of_it(root):
     rows = re.findall(r"^\| `(\w+).*` \| (.*) \|$", (root / "docs/reference/api.md").read_text(), re.MULTILINE)
     names = {
         name
-        for name in {*hvdlite.__all__, *hvdlite.torch.__all__, *hvdlite.tensorflow.__all__}
+        for name in {*hvdlite.__all__, *hvdlite.torch.__all__, *hvdlite.tensorflow.__all__, *hvdlite.keras.__all__}
         if not name.startswith("__")
     }
     assert {name for name, _ in rows} == names

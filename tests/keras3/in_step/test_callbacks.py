@@ -188,6 +188,13 @@ def test_callbacks_correct_the_momentum(hvd, correct):
     assert optimizer.momentum == 0.9
 
 
+def test_what_old_scripts_give_compile_is_accepted_and_an_unbuilt_model_is_refused(hvd):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", experimental_run_tf_function=False)
+    with pytest.raises(ValueError, match=r"no variables yet.*keras.Input"):
+        hvd.broadcast_model(model, root_rank=0)
+
+
 def test_callbacks_save_the_best_model(hvd, tmp_path):
     images, labels = digits(2)
     best = hvd.callbacks.BestModelCheckpoint(monitor="loss")

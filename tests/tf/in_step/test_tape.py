@@ -90,6 +90,17 @@ def test_optimizers_of_v1_reduce_in_minimize(hvd, which, traced):
     equal_on_all(hvd, variables)
 
 
+def test_optimizers_of_keras_get_all_arguments(hvd):
+    import keras
+
+    weight = keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, backward_passes_per_step=2)
+    for _ in range(2):
+        optimizer.apply([tf.constant([hvd.rank() + 1.0])], [weight])
+    size = hvd.size()
+    np.testing.assert_allclose(weight.numpy(), [1.0 - size * (size + 1)])  # two passes of the sum of 1 to size
+
+
 def test_the_structure_of_sources_is_kept_and_none_stays_none(hvd, call):
     a, b, unused = (tf.Variable(n) for n in (1.0, 2.0, 3.0))
     rank = float(hvd.rank())
@@ -275,7 +286,8 @@ def test_variables_become_those_of_the_root(hvd, call):
     variables = [tf.Variable([float(hvd.rank())])]
     (value,) = call(lambda: hvd.broadcast_(variables, 0, name="in place"))
     assert (value.numpy().tolist(), variables[0].numpy().tolist()) == ([0.0], [0.0])
-    assert hvd.broadcast_variables([], 0) is None
+    with pytest.warns(UserWarning, match="not built"):
+        assert hvd.broadcast_variables([], 0) is None
 
 
 def test_a_variable_that_was_broadcast_can_be_trained(hvd):
