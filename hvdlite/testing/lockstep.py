@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +30,7 @@ from hvdlite.errors import describe_ranks
 
 NAME = "hvdlite-lockstep"
 _DEADLINE = 20.0  # seconds
+_FOLDER = "hvdlite-lockstep-"
 _LIMIT = 5  # deadlines that a test gets when no rank at all comes to its end
 _SHUTDOWN = (KeyboardInterrupt, pytest.exit.Exception)
 
@@ -37,7 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("lockstep_deadline", text, default=str(_DEADLINE))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.basetemp is None:  # ranks that share one would also remove old folders at the same time, and fail
+        config.option.basetemp = tempfile.mkdtemp(prefix=_FOLDER)
     settings.apply_environment(mpi_environment(settings.environment()))
     from hvdlite.comm import mpi  # starts MPI
 
@@ -60,7 +67,9 @@ class Lockstep:
     def pytest_report_header(self) -> str:
         return f"lockstep: rank {self.comm.rank} of {self.comm.size}, process {os.getpid()}"
 
-    def pytest_unconfigure(self) -> None:
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        if Path(config.option.basetemp).name.startswith(_FOLDER):
+            shutil.rmtree(config.option.basetemp, ignore_errors=True)
         # A rank that ends with a failure makes mpirun kill the others, who may still have to report theirs.
         self.comm.exit_barrier(self.deadline)
 
