@@ -31,7 +31,7 @@ def test_two_ranks(openmpi, backend):
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])  # JAX compiles each step of each rank: minutes
 def test_three_ranks(openmpi, backend):
-    run(openmpi, 3, backend, "-k", "fit or passes or overflow or callbacks or reduced")
+    run(openmpi, 3, backend, "-k", "fit_is_one or passes_are or overflow or averages or loops")
 
 
 def test_jax_in_double_precision(openmpi):
