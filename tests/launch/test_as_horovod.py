@@ -70,7 +70,7 @@ def test_horovod_and_what_frameworks_have_in_common_need_no_framework(tmp_path):
     "statement",
     [
         "import horovod.mxnet as hvd",
-        "import horovod.keras.callbacks",
+        "import horovod.keras.elastic",
         "from horovod import spark",
         "from horovod import run",
         "import horovod.common.elastic",
