@@ -20,7 +20,7 @@ help:  ## this list
 demo: $(VENV)/.demo  ## train a small network on two ranks: 20 s, the first time some minutes for the installation
 	$(BIN)/hvdrun -np 2 python examples/pytorch_digits.py
 
-test: $(VENV)/.test $(MPICH)/.test  ## the whole test suite, over Open MPI and MPICH: about 20 min
+test: $(VENV)/.test $(MPICH)/.test  ## the whole test suite, over Open MPI and MPICH: about 40 min
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: lint $(MPICH)/.test  ## before each commit, style, types and the quick tests: 1 to 2 min

@@ -190,7 +190,8 @@ def test_callbacks_correct_the_momentum(hvd, correct):
 
 def test_what_old_scripts_give_compile_is_accepted_and_an_unbuilt_model_is_refused(hvd):
     model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", experimental_run_tf_function=False)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, loss="mse", experimental_run_tf_function=False)
     with pytest.raises(ValueError, match=r"no variables yet.*keras.Input"):
         hvd.broadcast_model(model, root_rank=0)
 
