@@ -1,4 +1,4 @@
-"""Tells hvdrun that this rank has come to `init()`, and that it is through.
+"""Tells hvdrun that this rank has come to `init()`, and that it is through; in elastic jobs also how training goes.
 
 It has to be told beforehand: MPI's start waits for all ranks and holds Python's lock meanwhile. hvdrun's runner,
 which started this program, gave it a pipe for it; launch/arrivals.py is the other end. Elsewhere nothing happens.
@@ -15,9 +15,12 @@ VARIABLE = "HVDRUN_ARRIVAL"  # the pipe's descriptor and its number in the kerne
 
 
 @contextlib.contextmanager
-def told(environ: Mapping[str, str]) -> Iterator[None]:
-    """Tell that this rank comes to `init()`, and at the end of the block that it is through. Once per process."""
-    fd = _pipe(environ.get(VARIABLE, ""))
+def told(environ: Mapping[str, str], is_elastic: bool = False) -> Iterator[None]:
+    """Tell that this rank comes to `init()`, and at the end of the block that it is through.
+
+    Once per process, unless the job is elastic, which has more to tell: else the pipe is closed then.
+    """
+    fd = _pipe(environ)
     if fd is None:
         yield
         return
@@ -26,12 +29,25 @@ def told(environ: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         _write(fd, b"-")
-        os.close(fd)
+        if not is_elastic:
+            os.close(fd)
 
 
-def _pipe(text: str) -> int | None:
+def tell(mark: bytes, environ: Mapping[str, str]) -> None:
+    """Tell a mark of an elastic job (hvdlite/elastic/link.py), where hvdrun has started this rank."""
+    fd = _pipe(environ)
+    if fd is not None:
+        _write(fd, mark)
+
+
+def has_runner(environ: Mapping[str, str]) -> bool:
+    """Return whether hvdrun listens to this rank."""
+    return _pipe(environ) is not None
+
+
+def _pipe(environ: Mapping[str, str]) -> int | None:
     """Return the descriptor if it is that pipe: a wrapper may have closed it, and another file have its number now."""
-    fd, _, inode = text.partition(":")
+    fd, _, inode = environ.get(VARIABLE, "").partition(":")
     if not (fd.isdecimal() and inode.isdecimal()):
         return None
     try:

@@ -200,6 +200,10 @@ class Config:
         False, FLAG, "let a process run alone although the launcher announced more ranks", shared=False
     )
 
+    elastic_dir: str = knob(
+        "", TEXT, "hvd.elastic writes commits here, and a job that is started again goes on from them"
+    )
+
     # What is told.
     log_level: str = knob("warning", LEVELS, "least level that is logged", shared=False, horovod="LOG_LEVEL")
     log_hide_time: bool = knob(False, FLAG, "log lines without the time", shared=False, horovod="LOG_HIDE_TIME")

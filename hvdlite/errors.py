@@ -49,6 +49,19 @@ class CommunicationError(HorovodInternalError):
     """A transfer between ranks failed below hvdlite."""
 
 
+class HostsUpdatedInterrupt(HvdliteError, RuntimeError):
+    """The hosts of an elastic job have changed, or it is to leave. Not an error: `hvd.elastic.run` takes care of it.
+
+    Attributes:
+        skip_sync: hosts were only removed, so that all ranks have the state already.
+        is_written: the state was committed just before.
+    """
+
+    def __init__(self, skip_sync: bool = False, is_written: bool = False) -> None:
+        self.skip_sync, self.is_written = skip_sync, is_written
+        super().__init__(skip_sync)
+
+
 class InvalidRequestError(HvdliteError, ValueError):
     """The arguments of an operation cannot be right on this rank."""
 

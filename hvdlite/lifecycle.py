@@ -78,7 +78,7 @@ def is_initialized() -> bool:
 def _start(comm: Any) -> None:
     config, problem = _settings()
     timeline = runtime.timeline()  # first made before the watch of exits, so that it is closed after it
-    with arrival.told(settings.environment()):
+    with arrival.told(settings.environment(), bool(config.elastic_dir)):
         world = runtime.thread_transport() or _transport(comm, config)
         started = Runtime(world, config, problem, timeline)
     runtime.set_current(started)

@@ -59,7 +59,7 @@ def test_other_programs_that_it_starts_find_horovod_too(tmp_path):
 
 def test_horovod_and_what_frameworks_have_in_common_need_no_framework(tmp_path):
     code = (
-        "import sys\nfrom horovod.common import basics, exceptions, process_sets, util\nimport horovod\n"
+        "import sys\nfrom horovod.common import basics, elastic, exceptions, process_sets, util\nimport horovod\n"
         "print(horovod.__version__, basics.HorovodBasics().is_initialized())\n"
         "print([name for name in ('torch', 'mpi4py') if name in sys.modules])"
     )
@@ -70,11 +70,11 @@ def test_horovod_and_what_frameworks_have_in_common_need_no_framework(tmp_path):
     "statement",
     [
         "import horovod.mxnet as hvd",
-        "import horovod.keras.elastic",
+        "import horovod.data",
         "from horovod import spark",
         "from horovod import run",
-        "import horovod.common.elastic",
-        "from horovod.common import elastic",
+        "import horovod.common.mpi_lib",
+        "from horovod.common import mpi_lib",
     ],
 )
 def test_what_is_not_there_is_an_import_error_that_says_so(tmp_path, statement):
@@ -87,7 +87,7 @@ def test_what_is_not_there_is_an_import_error_that_says_so(tmp_path, statement):
 def test_who_only_looks_for_a_module_gets_none(tmp_path):
     code = (
         "from importlib.util import find_spec\n"
-        "print([find_spec(f'horovod.{name}') is None for name in ('mxnet', 'common.elastic', 'common.util')])"
+        "print([find_spec(f'horovod.{name}') is None for name in ('mxnet', 'common.mpi_lib', 'common.util')])"
     )
     assert python("-m", MODULE, "-c", code, cwd=tmp_path).stdout == "[True, True, False]\n"
 

@@ -16,8 +16,8 @@ LAYERS: list[list[str | tuple[str, ...]]] = [
     ["engine", "tuning.tuner"],
     [(
         "",  # hvdlite/__init__.py
-        "api", "arrays", "arrival", "at_once", "basics", "exits", "lifecycle", "lowlevel", "objects", "process_set",
-        "queries", "running", "runtime", "shared", "starting", "testing",
+        "api", "arrays", "arrival", "at_once", "basics", "elastic", "exits", "lifecycle", "lowlevel", "objects",
+        "process_set", "queries", "running", "runtime", "shared", "starting", "testing",
     )],
 ]
 # fmt: on
@@ -26,12 +26,12 @@ NEUTRAL = {"observe", "tuning"}  # packages over several layers; their __init__ 
 # Not part of the tower: they see a narrow door of it.
 DOORS = {
     "launch": {"errors", "config", "_version", "affinity", "comm.mpi_env", "as_horovod"},  # the last three are pure
-    "as_horovod": {"", "lowlevel", "config"},
-    "torch": {"", "lowlevel"},
-    "tensorflow": {"", "lowlevel"},
+    "as_horovod": {"", "lowlevel", "config", "elastic"},
+    "torch": {"", "lowlevel", "elastic"},
+    "tensorflow": {"", "lowlevel", "elastic"},
     "tensorflow.keras": {"keras", "keras.callbacks"},
     # It stands on the adapter of the framework that Keras runs on.
-    "keras": {"", "lowlevel", "tensorflow", "tensorflow.gradients", "tensorflow.local", "torch"},
+    "keras": {"", "lowlevel", "elastic", "tensorflow", "tensorflow.gradients", "tensorflow.local", "torch"},
     # It measures what users call; the schedules are pure, and its model runs the very ones that hvdlite runs.
     "bench": {"", "lowlevel", "torch", "config", "collectives.schedules", "launch.cli"},
 }

@@ -1,23 +1,44 @@
-"""hvd.elastic: for now only the sampler, which also serves to go on in the middle of an epoch after a restart."""
+"""hvd.elastic for torch: training that goes on when ranks or hosts are lost, or new ones come.
+
+@hvd.elastic.run
+def train(state):
+    for state.epoch in range(state.epoch, epochs):
+        for batch in loader:
+            ...
+            state.commit()
+
+train(hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0))
+"""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from typing import Any
 
+from hvdlite import shutdown
+from hvdlite.elastic import HostsUpdatedInterrupt, ObjectState, State, run_fn
+from hvdlite.torch.lifecycle import init
+
 from .sampler import ElasticSampler
+from .state import TorchState
 
-__all__ = ["ElasticSampler"]
+__all__ = [
+    "ElasticSampler",
+    "HostsUpdatedInterrupt",
+    "init",
+    "ObjectState",
+    "run",
+    "shutdown",
+    "State",
+    "TorchState",
+]
 
-# What scripts for Horovod may ask for, and is still to come. Asking answers no (`hasattr` is False).
-_LATER = ("ObjectState", "State", "TorchState", "run", "state")
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a training function elastic. A decorator; what it does is told at `hvdlite.elastic.run`."""
+    return run_fn(func, _reset)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        # `from … import run` asks first from here, and shows the text of an ImportError only.
-        importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"
-        raise (ImportError if importing else AttributeError)(
-            f"hvd.elastic.{name} is not in this version of hvdlite; see README, 'What it is not, yet'."
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _reset() -> None:
+    shutdown()
+    init()

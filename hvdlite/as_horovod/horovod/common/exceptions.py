@@ -1,8 +1,9 @@
-"""Horovod's exceptions. hvdlite raises only the first, and its subclasses."""
+"""Horovod's exceptions. hvdlite raises only the first, its subclasses, and HostsUpdatedInterrupt."""
 
 from __future__ import annotations
 
 from hvdlite import HorovodInternalError
+from hvdlite.elastic import HostsUpdatedInterrupt
 
 __all__ = [
     "HorovodInternalError",
@@ -10,13 +11,6 @@ __all__ = [
     "HostsUpdatedInterrupt",
     "get_version_mismatch_message",
 ]
-
-
-class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job have changed."""
-
-    def __init__(self, skip_sync: bool) -> None:
-        self.skip_sync = skip_sync
 
 
 class HorovodVersionMismatchError(ImportError):
