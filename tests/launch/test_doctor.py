@@ -14,6 +14,8 @@ import pytest
 
 from hvdlite.launch import cli, machine, process
 
+FRAMEWORKS = ("torch", "tensorflow", "keras")  # seconds to import; what doctor says of them is asked in one test
+
 
 def doctor(python: Path | str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run hvdrun doctor of an environment that is not activated. What takes long to import is left out."""
@@ -59,7 +61,7 @@ def script(path: Path, text: str) -> None:
 
 @pytest.mark.mpi
 def test_an_environment_where_jobs_run_is_ready(mpi, tmp_path):
-    done = doctor(mpi.python, "--json", PYTHONPATH=without(tmp_path / "site", "torch"))
+    done = doctor(mpi.python, "--json", PYTHONPATH=without(tmp_path / "site", *FRAMEWORKS))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     told = {one["name"]: one for one in report["findings"]}
@@ -81,6 +83,7 @@ def test_check_build_reports_what_can_be_imported(openmpi):
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     assert "[X] PyTorch" in done.stdout and "[X] MPI" in done.stdout
+    assert "[X] TensorFlow" in done.stdout and "[X] Keras" in done.stdout
 
 
 def test_the_page_has_the_commands_that_these_tests_run():
@@ -90,7 +93,7 @@ def test_the_page_has_the_commands_that_these_tests_run():
 
 
 def test_missing_things_are_problems_with_commands(bare, tmp_path):
-    path = without(tmp_path / "site", "mpi4py", "torch")
+    path = without(tmp_path / "site", "mpi4py", *FRAMEWORKS)
     done = doctor(bare, PATH=str(bare.parent), PYTHONPATH=path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"PROBLEM mpi4py not installed -> {bare} -m pip install mpi4py PROBLEM" in words(done.stdout)
@@ -103,7 +106,7 @@ def test_missing_things_are_problems_with_commands(bare, tmp_path):
 def test_a_broken_mpi4py_is_told_with_its_own_words(openmpi, tmp_path):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py/__init__.py").write_text("raise ImportError('libmpi.so.12: cannot open shared object file')")
-    site = f"{without(tmp_path / 'site', 'torch')}:{tmp_path}"
+    site = f"{without(tmp_path / 'site', *FRAMEWORKS)}:{tmp_path}"
     done = doctor(openmpi.python, PYTHONPATH=site)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "cannot be imported: ImportError: libmpi.so.12: cannot open shared object file" in done.stdout
@@ -113,7 +116,7 @@ def test_a_broken_mpi4py_is_told_with_its_own_words(openmpi, tmp_path):
 @pytest.mark.mpi
 def test_an_mpirun_of_another_mpi_is_noticed_before_and_by_the_self_test(bare, mpich, tmp_path):
     script(bare.parent / "mpirun", f'exec {mpich.mpirun} "$@"')
-    done = doctor(bare, "--json", PYTHONPATH=without(tmp_path / "site", "torch"))
+    done = doctor(bare, "--json", PYTHONPATH=without(tmp_path / "site", *FRAMEWORKS))
     assert done.returncode == 1, done.stdout + done.stderr
     told = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
     assert told["one MPI"]["state"] == told["self-test"]["state"] == "problem"
@@ -138,7 +141,7 @@ def test_nothing_that_hangs_holds_it_up(bare, tmp_path):
     )
     (tmp_path / "mine/tensorflow").mkdir(parents=True)
     (tmp_path / "mine/tensorflow/__init__.py").write_text("import time; time.sleep(300)")
-    path = f"{without(tmp_path / 'site', 'torch')}:{tmp_path / 'mine'}"
+    path = f"{without(tmp_path / 'site', 'torch', 'keras')}:{tmp_path / 'mine'}"
     done = doctor(bare, "--time-limit", "3", PYTHONPATH=path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "cannot be imported: still running after 3 s" in done.stdout
