@@ -26,8 +26,10 @@ pytestmark = pytest.mark.mpi
 def test_mpi_keeps_the_contract(mpi, size, short_tmpdir):
     memory = tempfile.mkdtemp(prefix="hvdlite-test-", dir="/dev/shm")
     contract = TESTS / "conformance" / "test_communicator.py"
+    # In the job of 7, groups of 1, 2, 3 and 4 of its ranks have their turn too; 4 ranks alone are only themselves.
+    which = ["-k", "4ranks"] if size == 4 else []
     try:
-        mpi.run(size, *PYTEST, contract, env={MEMORY: memory}, timeout=240, tmpdir=short_tmpdir).check()
+        mpi.run(size, *PYTEST, contract, *which, env={MEMORY: memory}, timeout=240, tmpdir=short_tmpdir).check()
         assert os.listdir(memory) == []
     finally:
         shutil.rmtree(memory)
