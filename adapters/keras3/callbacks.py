@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from hvdlite import InvalidRequestError
 from hvdlite.lowlevel import describe_ranks
 
 from .models import broadcast_model
+from .optimizer import is_distributed
 
 __all__ = [
     "BestModelCheckpoint",
@@ -26,7 +28,8 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
     """Sets the variables of the model and of its optimizer to those of one rank, before the first batch. Once.
 
-    A model that only its first batch builds gets them after that batch.
+    A model that only its first batch builds gets them after that batch. Rank 0 warns if the optimizer does not reduce
+    gradients, as that of a model which `keras.models.load_model()` or a copy has made.
 
     Args:
         root_rank: whose variables.
@@ -46,6 +49,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local.append(var)
 
     def on_train_begin(self, logs: Any = None) -> None:
+        if hvdlite.rank() == 0 and hvdlite.size() > 1 and _trains_alone(self.model):
+            warnings.warn(
+                "the optimizer of this model does not reduce gradients, so each rank trains a model of its own. Wrap "
+                "it: hvd.DistributedOptimizer(model.optimizer), before the first step; models from files come with "
+                "one from hvd.load_model().",
+                stacklevel=2,
+            )
         if not self.broadcast_done and all(hvdlite.allgather_object(bool(self.model.built))):
             self._broadcast()
 
@@ -61,20 +71,34 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
     """Averages the metrics of each epoch over all ranks, `val_…` included, so that all ranks decide alike.
 
-    It changes `logs`: put it before the callbacks that read them.
+    It changes `logs`: put it before the callbacks that read them. It raises on all ranks if they have taken different
+    numbers of steps in an epoch.
 
     Args:
         device: accepted; it changes nothing.
     """
 
+    async_safe = True  # it does not read the logs of a batch, for which Keras would have to wait
+
     def __init__(self, device: str = "") -> None:
         super().__init__()
         del device
+        self._steps = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if logs is None:
             logs = {}
-        everyone = hvdlite.allgather_object({key: float(np.asarray(value).mean()) for key, value in logs.items()})
+        # A rank whose data have ended takes part in the others' steps until theirs have; then all see that they differ.
+        hvdlite.join()
+        mine = {key: _mean_of(value) for key, value in logs.items()}
+        everyone, steps = zip(*hvdlite.allgather_object((mine, self._steps)), strict=True)
+        _check_steps(steps, epoch)
         _check_keys([sorted(theirs) for theirs in everyone])
         for key in logs:
             logs[key] = float(np.mean([theirs[key] for theirs in everyone]))
@@ -237,6 +261,29 @@ def _listed(variables: Any) -> list[Any]:
     if wrong:
         raise InvalidRequestError(f"local_variables: expected variables, got {type(wrong[0]).__name__}.")
     return listed
+
+
+def _mean_of(value: Any) -> float:
+    if keras.ops.is_tensor(value):  # what Keras could not make a float of: bfloat16 on TensorFlow
+        value = keras.ops.convert_to_numpy(keras.ops.cast(value, "float32"))
+    return float(np.asarray(value).mean())
+
+
+def _trains_alone(model: Any) -> bool:
+    """Return whether nothing that hvdlite knows reduces gradients in `fit`; a step of its own may."""
+    plain_step = getattr(type(model), "train_step", None) is keras.Model.train_step
+    return plain_step and not is_distributed(getattr(model, "optimizer", None))
+
+
+def _check_steps(steps: Sequence[int], epoch: int) -> None:
+    if len(set(steps)) == 1:
+        return
+    by_steps = {n: describe_ranks([rank for rank, one in enumerate(steps) if one == n]) for n in sorted(set(steps))}
+    raise InvalidRequestError(
+        f"MetricAverageCallback: the ranks took different numbers of steps in epoch {epoch + 1}: "
+        f"{', '.join(f'{n} on {who}' for n, who in by_steps.items())}. Some averaged gradients are of fewer ranks, and "
+        "the models differ now. Give every rank as many batches, or repeat the data and give steps_per_epoch."
+    )
 
 
 def _check_keys(everyone: list[list[str]]) -> None:

@@ -110,7 +110,9 @@ def _restored(optimizer: Any, model: Any, filepath: str) -> Any:
                     break
                 names += list(group.attrs[key])
             values = [group[n.decode() if isinstance(n, bytes) else n][()] for n in names]
-            made.set_weights([np.asarray(value) for value in values])
+            # set_weights() would leave out those of an optimizer within a LossScaleOptimizer.
+            for variable, value in zip(made.variables, values, strict=True):
+                variable.assign(np.asarray(value))
     return made
 
 

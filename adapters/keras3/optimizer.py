@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
+from keras import ops
 
 from hvdlite import Average, InvalidRequestError, ProcessSet, global_process_set
 
@@ -104,8 +106,29 @@ class State:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.reducer = port.Reducer(settings)
-        self.passes = Passes(settings, self.reducer) if settings.passes > 1 else None
-        self.busy = self.saving = False
+        self.passes = Passes(settings, self.reduce) if settings.passes > 1 else None
+        self.busy = self.saving = self.looks_for_overflows = False
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the reduced gradients. Collective.
+
+        Where the optimizer skips steps with an overflow, one in a gradient that stays on its rank is made one on all
+        ranks: were only that rank to lower its loss scale, gradients of different scales would be added up from then.
+        """
+        local = [i for i, one in enumerate(variables) if gradients[i] is not None and one in self.reducer.local]
+        if not (self.looks_for_overflows and local):
+            plain: list[Any] = self.reducer(gradients, variables)
+            return plain
+        gradients, as_dense = list(gradients), self.settings._replace(sparse_as_dense=True)
+        for i in local:
+            gradients[i] = port.dense(gradients[i], as_dense)
+        finite = [ops.all(ops.isfinite(gradients[i])) for i in local]
+        mine = ops.where(ops.all(ops.stack(finite)), 0.0, np.inf)
+        reduced: list[Any] = self.reducer([*gradients, mine], [*variables, _Overflow])
+        anyones = reduced.pop()
+        for i in local:
+            reduced[i] = reduced[i] + ops.cast(anyones, reduced[i].dtype)
+        return reduced
 
     @contextmanager
     def as_plain(self) -> Iterator[None]:
@@ -126,6 +149,12 @@ class State:
             self.busy = before
 
 
+class _Overflow:
+    """Stands for a variable, whose gradient says whether there was an overflow."""
+
+    name = "overflow"
+
+
 class _Distributed:
     """What the class of a distributed optimizer has before that of the given one. Kept apart: `_hvd`."""
 
@@ -142,7 +171,7 @@ class _Distributed:
         if state.busy or not gradients or len(gradients) != len(variables):
             return plain(grads, trainable_variables)
         if state.passes is None:
-            reduced = state.reducer(gradients, variables)
+            reduced = state.reduce(gradients, variables)
             with state.once():
                 return plain(reduced, trainable_variables)
         if not me.built:
@@ -160,7 +189,7 @@ class _Distributed:
         if state.passes is not None:
             within = _Within(state, plain)
             return state.passes.stateless_apply(me, within, optimizer_variables, grads, trainable_variables)
-        reduced = state.reducer(list(grads), me._trainable_variables)
+        reduced = state.reduce(list(grads), me._trainable_variables)
         with state.once():
             return plain(optimizer_variables, reduced, trainable_variables)
 
@@ -191,6 +220,22 @@ class _Distributed:
     def load_own_variables(self, store: Any) -> None:
         with self._hvd.as_plain():
             super().load_own_variables(store)  # type: ignore[misc]
+
+    def __reduce__(self) -> Any:
+        """Copies reduce gradients as well: Keras makes them from a file, which has the plain optimizer."""
+        of_keras: Any = super()
+        _, (saved,) = of_keras.__reduce__()
+        return _copied, (self.__class__, saved, _Kept(self._hvd.settings, list(self._hvd.reducer.local)))
+
+
+class _Kept(NamedTuple):
+    """What a copy shares with the optimizer that it is of: variables and process sets are the same ones."""
+
+    settings: Settings
+    local: Sequence[Any]
+
+    def __deepcopy__(self, memo: Any) -> _Kept:
+        return self
 
 
 class _Within:
@@ -233,6 +278,7 @@ def is_distributed(optimizer: Any) -> bool:
 def share(optimizer: Any, state: State) -> None:
     """Make `optimizer` reduce gradients as `state` says, which may belong to one within it, too."""
     plain = type(optimizer)
+    state.looks_for_overflows |= isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
     def from_config(cls: type, config: Any, *more: Any, **named: Any) -> Any:
         """Return a distributed optimizer, as this one is."""
@@ -245,6 +291,13 @@ def share(optimizer: Any, state: State) -> None:
     made = type(plain.__name__, (_Distributed, plain), {**members, "__module__": plain.__module__})
     object.__setattr__(optimizer, "__class__", made)
     optimizer.__dict__["_hvd"] = state  # past Keras, which would follow it for variables
+
+
+def _copied(plain: Any, saved: Any, kept: _Kept) -> Any:
+    made = distribute(plain._unpickle_model(saved), kept.settings)
+    for variable in kept.local:
+        made.register_local_var(variable)
+    return made
 
 
 def _innermost(optimizer: Any) -> Any:

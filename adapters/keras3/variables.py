@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from hvdlite import InvalidRequestError
@@ -18,6 +19,9 @@ class Members:
 
     def __contains__(self, variable: Any) -> bool:
         return id(variable) in self._members
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._members.values())
 
 
 class Variables(list[Any]):

@@ -29,9 +29,13 @@ def test_two_ranks(openmpi, backend):
     run(openmpi, 2, backend)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])  # JAX compiles each step of each rank: minutes
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_three_ranks(openmpi, backend):
-    run(openmpi, 3, backend, "-k", "fit_is_one or passes_are or overflow or averages or loops")
+    run(openmpi, 3, backend, "-k", "fit_is_one or passes_are or overflow or averages or loops or numbers_of_steps")
+
+
+def test_three_ranks_of_jax(openmpi):  # fewer: JAX compiles each step of each rank
+    run(openmpi, 3, "jax", "-k", "fit_is_one and sgd or passes_are or local_gradient or numbers_of_steps")
 
 
 def test_jax_in_double_precision(openmpi):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 
 import keras
 import numpy as np
@@ -19,6 +20,7 @@ from training import (
     loss,
     make_model,
     mine,
+    tensor,
 )
 
 
@@ -125,6 +127,37 @@ def test_callbacks_say_that_metrics_differ(hvd):
     logs = {"loss": float(hvd.rank())}
     average.on_epoch_end(0, logs)
     assert logs["loss"] == (hvd.size() - 1) / 2
+
+
+def test_callbacks_say_that_ranks_took_different_numbers_of_steps(hvd):
+    images, labels = digits(3)
+    n = (3 if hvd.rank() else 2) * BATCH  # rank 0 ends the epoch while the others are in a step
+    model = compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    with pytest.raises(ValueError, match=r"numbers of steps in epoch 1: 2 on rank 0, 3 on rank.*steps_per_epoch"):
+        fit(
+            model, mine(images)[:n], mine(labels)[:n], epochs=2, callbacks=[hvd.callbacks.MetricAverageCallback()]
+        )  # fmt: skip
+
+
+def test_callbacks_average_metrics_that_are_no_floats(hvd):
+    logs = {"loss": keras.ops.cast(tensor(np.float32(hvd.rank())), "bfloat16")}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    assert logs["loss"] == (hvd.size() - 1) / 2
+
+
+def test_callbacks_warn_of_an_optimizer_that_does_not_reduce(hvd):
+    def begin(optimizer):
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        callback.set_model(compiled(optimizer))
+        callback.on_train_begin()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        begin(hvd.DistributedOptimizer(keras.optimizers.SGD()))
+        assert not [one for one in caught if "does not reduce" in str(one.message)]
+        begin(keras.optimizers.SGD())
+    said = [one for one in caught if "does not reduce gradients" in str(one.message)]
+    assert len(said) == (hvd.rank() == 0)
 
 
 def test_callbacks_warm_up_as_documented(hvd, monkeypatch, capsys):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 import subprocess
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -19,6 +22,8 @@ from training import (
     fit_alone,
     loss,
     mine,
+    one_variable,
+    tensor,
 )
 
 import hvdlite
@@ -46,6 +51,34 @@ def test_reduced_training_goes_on_from_a_file(hvd, tmp_path, suffix, make):
     fit(loaded, mine(images[half:]), mine(labels[half:]))
     assert_close(loaded.get_weights(), fit_alone(make(0.01), images, labels), 1e-5)
     assert_equal_on_all_ranks([*loaded.get_weights(), *as_arrays(loaded.optimizer.variables)])
+
+
+def test_scaled_training_goes_on_from_an_hdf5_file(hvd, tmp_path):
+    images, labels = digits(2)
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=64.0)
+    model = compiled(hvd.DistributedOptimizer(scaled))
+    fit(model, mine(images), mine(labels))
+    path = str(tmp_path / "model.h5")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the format is old
+        model.save(path)
+        loaded = hvd.load_model(path)
+    assert int(loaded.optimizer.iterations) == 2
+    assert_close(as_arrays(loaded.optimizer.variables), as_arrays(model.optimizer.variables), 0)
+
+
+@pytest.mark.parametrize("way", ["copy", "deepcopy", "pickle", "class"])
+def test_copies_of_an_optimizer_reduce(hvd, way):
+    ways = {
+        "copy": copy.copy,
+        "deepcopy": copy.deepcopy,
+        "pickle": lambda one: pickle.loads(pickle.dumps(one)),
+        "class": lambda one: type(one).from_config(one.get_config()),
+    }
+    optimizer = ways[way](hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum))
+    variable = one_variable()
+    optimizer.apply([tensor(np.full(2, hvd.rank() + 1.0, "float32"))], [variable])
+    assert_close(as_arrays([variable]), [np.array([1.0, 2.0]) - hvd.size() * (hvd.size() + 1) / 2], 1e-6)
 
 
 def test_files_do_not_need_hvdlite(hvd, tmp_path):

@@ -285,6 +285,28 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(hvd, way):
     assert_equal_on_all_ranks([*model.get_weights(), *as_arrays(model.optimizer.variables)])
 
 
+def test_an_overflow_in_a_local_gradient_skips_the_step_on_all(hvd, backend):
+    shared, local = one_variable(), one_variable()
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=4.0)
+    optimizer = hvd.DistributedOptimizer(scaled, scale_local_gradients=False)
+    optimizer.register_local_var(local)
+    optimizer.build([shared, local])
+    for step in range(2):
+        overflow = step == 0 and hvd.rank() == hvd.size() - 1
+        gradients = [tensor(np.full(2, value, "float32")) for value in (4.0, np.inf if overflow else 2.0)]
+        if backend == "jax":  # where Keras's LossScaleOptimizer has no apply() that works
+            variables = [shared, local, *optimizer.variables]
+            new, own = optimizer.stateless_apply(
+                [v.value for v in variables[2:]], gradients, [shared.value, local.value]
+            )
+            for variable, value in zip(variables, [*new, *own], strict=True):
+                variable.assign(value)
+        else:
+            optimizer.apply(gradients, [shared, local])
+    assert float(scaled.dynamic_scale) == 2.0
+    assert_close(as_arrays([shared, local]), [np.array([-1.0, 0.0]), np.array([0.0, 1.0])], 1e-6)
+
+
 def test_passes_and_loss_scaling_together(hvd, backend):
     if backend == "jax":
         pytest.skip("there Keras's LossScaleOptimizer has no apply() that works")
