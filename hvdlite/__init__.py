@@ -9,6 +9,7 @@
 Importing it starts neither MPI nor a framework; `init()` does.
 """
 
+from hvdlite import elastic as elastic
 from hvdlite._version import __version__
 from hvdlite.api import (
     Adasum,

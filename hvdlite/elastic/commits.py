@@ -49,11 +49,11 @@ class Commits:
         Raises:
             InvalidRequestError: something in it cannot be pickled.
         """
-        number = max(self._numbers(), default=0) + 1
-        place = f"{self._folder}/commit-{number}"
-        part = f"{place}.part"
+        part = ""
         try:
             os.makedirs(self._folder, exist_ok=True)
+            place = f"{self._folder}/commit-{max(self._numbers(), default=0) + 1}"
+            part = f"{place}.part"
             with open(part, "wb") as file:
                 _write(file, content)
                 file.flush()
@@ -64,8 +64,8 @@ class Commits:
             with contextlib.suppress(OSError):
                 os.unlink(part)
             get_logger().warning(
-                "commit %d cannot be written to %s: %s. Training goes on; if the job is started again, it goes on from "
-                "the commit before.", number, self._folder, error.strerror or error,
+                "a commit cannot be written to %s: %s. Training goes on; if the job is started again, it goes on from "
+                "the commit before.", self._folder, error.strerror or error,
             )  # fmt: skip
             return False
         except Exception as error:  # pickling runs the objects' own code, which may raise anything
@@ -94,7 +94,7 @@ class Commits:
     def _numbers(self) -> list[int]:
         try:
             names = os.listdir(self._folder)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         return [int(found[1]) for name in names if (found := _NAME.fullmatch(name))]
 

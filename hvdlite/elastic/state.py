@@ -13,10 +13,10 @@ from typing import Any
 
 import hvdlite
 from hvdlite.elastic.link import Link
-from hvdlite.errors import HostsUpdatedInterrupt
+from hvdlite.errors import HostsUpdatedInterrupt, InvalidRequestError
 from hvdlite.observe.log import get_logger
 
-REMOVED, ADDED = 1, 2  # kinds of changes of the hosts; both together: 3
+REMOVED = 1  # a kind of change of the hosts; 2 is added, 3 both
 
 
 class State:
@@ -70,11 +70,12 @@ class State:
 
         Raises:
             HostsUpdatedInterrupt: they have; `run` takes care of it.
+            InvalidRequestError: what rank 0 has saved cannot be pickled for the disk. All ranks raise it.
         """
         self.save()
-        self._write()
+        problem = self._write()
         self.n_commits += 1
-        self._check(is_written=True)
+        self._check(problem, is_written=True)
 
     def check_host_updates(self) -> None:
         """Look whether hosts have changed, without a commit. Collective: all ranks call it equally often.
@@ -82,7 +83,7 @@ class State:
         Raises:
             HostsUpdatedInterrupt: they have; `run` takes care of it.
         """
-        self._check(is_written=False)
+        self._check("", is_written=False)
 
     def save(self) -> None:
         """Remember the state as it is now, in memory."""
@@ -110,6 +111,10 @@ class State:
     def linked(self, link: Link) -> None:
         """Take part in a job that may be started again. Called by `run`; goes on from the commit that there is."""
         self._link = link
+        if link.is_restartable and type(self).to_commit is State.to_commit and self._get_rank() == 0:
+            get_logger().warning(
+                "%s has no to_commit(), so that a new start of the job begins at the beginning", type(self).__name__
+            )
         content = link.read_commit()
         if content is not None:
             self.from_commit(content)
@@ -120,22 +125,23 @@ class State:
         assert self._link is not None
         if not is_written:
             self.save()
-            self._write()
+            if problem := self._write():
+                raise InvalidRequestError(problem)
         hvdlite.shutdown()
         self._link.leave()
 
-    def _write(self) -> None:
-        if self._link is None or not self._link.is_restartable:
-            return
-        content = self.to_commit()
+    def _write(self) -> str:
+        """Write what is saved, where that is asked for. Returns why it cannot be: all ranks have to hear of it."""
+        content = self.to_commit() if self._link and self._link.is_restartable else None
         if content is not None:
-            self._link.write_commit(content)
-        elif self._get_rank() == 0:
-            get_logger().warning(
-                "%s has no to_commit(), so that a new start of the job begins at the beginning", type(self).__name__
-            )
+            assert self._link is not None
+            try:
+                self._link.write_commit(content)
+            except InvalidRequestError as error:
+                return f"rank {self._get_rank()}: {error}"
+        return ""
 
-    def _check(self, is_written: bool) -> None:
+    def _check(self, problem: str, is_written: bool) -> None:
         newest, kinds = self._last_update, 0
         messages = [] if self._link is None else [news] if (news := self._link.news()) else []
         while not self._messages.empty():
@@ -144,7 +150,10 @@ class State:
             if timestamp > self._last_update:
                 newest, kinds = max(newest, timestamp), kinds | kind
         asked = self._link is not None and self._link.is_asked_to_leave
-        previous, self._last_update, kinds, asked = self._bcast_object((self._last_update, newest, kinds, asked))
+        told = self._bcast_object((self._last_update, newest, kinds, asked, problem))
+        previous, self._last_update, kinds, asked, problem = told
+        if problem:
+            raise InvalidRequestError(problem)
         if asked and self._link is not None:
             self._link.is_asked_to_leave = True
         if asked or self._last_update > previous:
@@ -172,7 +181,7 @@ class ObjectState(State):
         super().__init__(bcast_object, get_rank)
         taken = [name for name in kwargs if hasattr(type(self), name)]
         if taken:
-            raise hvdlite.InvalidRequestError(
+            raise InvalidRequestError(
                 f"{type(self).__name__}({taken[0]}=...): {taken[0]!r} is a method of states. Give it another name."
             )
         self._names = list(kwargs)

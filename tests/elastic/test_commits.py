@@ -69,10 +69,18 @@ def test_a_full_disk_keeps_the_commit_before_and_is_told(tmp_path, caplog, monke
 
     monkeypatch.setattr(module.os, "fsync", full)
     assert not commits.write("after")
-    assert "commit 2 cannot be written" in caplog.text
+    assert "a commit cannot be written to" in caplog.text
     assert "No space left on device. Training goes on" in caplog.text
     assert os.listdir(tmp_path) == ["commit-1"]
     assert commits.read().content == "before"
+
+
+def test_a_folder_that_is_a_file_is_told_at_each_commit(tmp_path, caplog):
+    (tmp_path / "file").write_text("mine")
+    commits = Commits(str(tmp_path / "file"))
+    assert commits.read() is None
+    assert not commits.write(1)
+    assert "File exists. Training goes on" in caplog.text
 
 
 def test_what_cannot_be_pickled_is_refused(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -268,11 +270,31 @@ def test_what_only_a_new_start_mends_is_raised(ranks, folder):
     assert ranks(2, body) == [1, 1]
 
 
+def test_what_cannot_be_pickled_is_told_to_all_ranks(ranks, folder):
+    def body(rank):
+        @run
+        def train(state):
+            with pytest.raises(
+                hvd.InvalidRequestError, match=r"^rank 0: elastic commit: .*cannot be pickled: TypeError"
+            ):
+                state.commit()
+            state.lock = None
+            state.commit()
+            return state.n_commits
+
+        state = ObjectState(lock=None)
+        state.sync = lambda: setattr(state, "lock", threading.Lock() if rank == 0 else None)
+        return train(state)
+
+    assert ranks(3, body) == [2, 2, 2]
+
+
 def test_a_state_that_cannot_be_carried_over_is_told(ranks, folder, capsys):
     class Mine(State):
         def save(self): ...
         def restore(self): ...
         def sync(self): ...
 
-    ranks(2, lambda rank: run(lambda state: state.commit())(Mine()))
-    assert "Mine has no to_commit(), so that a new start of the job begins at the beginning" in capsys.readouterr().err
+    ranks(2, lambda rank: run(lambda state: [state.commit(), state.commit()])(Mine()))
+    told = "Mine has no to_commit(), so that a new start of the job begins at the beginning"
+    assert capsys.readouterr().err.count(told) == 1
