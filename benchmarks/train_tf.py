@@ -10,6 +10,7 @@ convolutional one. Each step is one `tf.function`: forward, backward, exchange, 
     hvdlite     DistributedGradientTape
     no overlap  the same, but no bucket starts before backward has ended
     mpi         one numpy_function that calls MPI's Allreduce for each gradient, when backward has ended
+    mirrored    MultiWorkerMirroredStrategy, TensorFlow's own, with its ring over gRPC
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import sys
 import time
@@ -76,13 +78,27 @@ def by_mpi(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     return tf.numpy_function(exchange, gradients, [g.dtype for g in gradients])
 
 
-def contenders(make: Callable[[], Any]) -> dict[str, Step]:
+def multi_worker() -> tf.distribute.Strategy:
+    """Connect the ranks by what TensorFlow brings; it listens on each."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        mine = f"{socket.gethostname()}:{free.getsockname()[1]}"
+    cluster = {"worker": hvd.allgather_object(mine)}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": hvd.rank()}})
+    communication = tf.distribute.experimental
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=communication.CommunicationOptions(
+            implementation=communication.CommunicationImplementation.RING
+        )
+    )
+
+
+def contenders(make: Callable[[], Any], strategy: tf.distribute.Strategy) -> dict[str, Step]:
     """Steps by name, each with weights of its own."""
 
-    def step_of(exchange: Callable[..., Any]) -> Step:
+    def step_of(exchange: Callable[..., Any], run: Callable[..., Any] = lambda step: step()) -> Step:
         weights, loss = make()
 
-        @tf.function
         def step() -> tf.Tensor:
             with tf.GradientTape() as tape:
                 value = loss()
@@ -90,7 +106,8 @@ def contenders(make: Callable[[], Any]) -> dict[str, Step]:
                 w.assign_sub(1e-4 * tf.ensure_shape(g, w.shape))
             return value
 
-        return lambda: step().numpy()
+        whole = tf.function(lambda: run(step))
+        return lambda: whole().numpy()
 
     def distributed(tape: Any, value: Any, weights: Any) -> Any:
         return hvd.DistributedGradientTape(tape).gradient(value, weights)
@@ -104,11 +121,16 @@ def contenders(make: Callable[[], Any]) -> dict[str, Step]:
     def mpi(tape: Any, value: Any, weights: Any) -> Any:
         return by_mpi(tape.gradient(value, weights))
 
+    def mirrored(tape: Any, value: Any, weights: Any) -> Any:
+        mean = tf.distribute.ReduceOp.MEAN
+        return tf.distribute.get_replica_context().all_reduce(mean, tape.gradient(value, weights))
+
     return {
         "none": step_of(lambda tape, value, weights: tape.gradient(value, weights)),
         "hvdlite": step_of(distributed),
         "no overlap": step_of(afterwards),
         "mpi": step_of(mpi),
+        "mirrored": step_of(mirrored, strategy.run),
     }
 
 
@@ -157,10 +179,11 @@ def main() -> None:
         sys.exit(between_hosts(options))
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     hvd.init()
+    strategy = multi_worker()
     results = {}
     for name, make in (("dense, 8.4 million", dense), ("conv, 0.06 million", conv)):
         found = results[name] = measure(
-            contenders(make), *((1, 1, 2) if options.quick else (options.turns, WARM_UP, COUNTED))
+            contenders(make, strategy), *((1, 1, 2) if options.quick else (options.turns, WARM_UP, COUNTED))
         )
         if hvd.rank() == 0:
             print(f"{name}, {hvd.size()} ranks")
