@@ -65,6 +65,7 @@ from hvdlite import (
 )
 
 from . import callbacks as callbacks
+from . import elastic as elastic
 from .backends import port
 from .models import broadcast_model, load_model
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer

@@ -2,7 +2,8 @@
 
 It has `Compression`, `Reducer` (reduces the gradients of one optimizer), `dense` (a gradient that can be added up),
 `concrete` (whether a value is there, or stands for one in a program that is being compiled), the operations on values,
-and FUNCTIONAL: whether state is handed through the step instead of being assigned.
+FUNCTIONAL: whether state is handed through the step instead of being assigned, STEP_ERRORS: what errors within a
+compiled step become, and `forget_compiled`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def broadcast_model(model: Any, root_rank: int, local_variables: Sequence[Any] =
     Raises:
         InvalidRequestError: on all ranks, if their models or optimizers differ in shape.
     """
-    _check_alike(["built" if model.built else "not built"])
+    _check_alike(["built" if model.built else "not built"], "broadcast_model")
     if not model.built:
         raise InvalidRequestError(
             "broadcast_model: the model has no variables yet. Give it a keras.Input, or call it once, on every rank."
@@ -43,8 +43,19 @@ def broadcast_model(model: Any, root_rank: int, local_variables: Sequence[Any] =
         local.add(variable)
     # A seed or a metric may be in both lists, or in one twice.
     found = {id(v): v for v in [*model.variables, *(optimizer.variables if optimizer is not None else [])]}
-    variables = [v for v in found.values() if v not in local and _is_numeric(v)]
-    _check_alike([f"{tuple(v.shape)} {keras.backend.standardize_dtype(v.dtype)}" for v in variables])
+    broadcast_all([v for v in found.values() if v not in local and is_numeric(v)], root_rank, "broadcast_model")
+
+
+def broadcast_all(variables: Sequence[Any], root_rank: int, what: str) -> None:
+    """Set variables to those of rank `root_rank`. Collective.
+
+    Args:
+        what: is being done, for messages.
+
+    Raises:
+        InvalidRequestError: on all ranks, if theirs differ in number, shape or dtype.
+    """
+    _check_alike([f"{tuple(v.shape)} {keras.backend.standardize_dtype(v.dtype)}" for v in variables], what)
     arrays = [np.ascontiguousarray(keras.ops.convert_to_numpy(v.value)).reshape(v.shape) for v in variables]
     # By place alone: the names of slots have the numbers of layers, which may differ between ranks.
     started = [hvdlite.broadcast_async(array, root_rank, f"broadcast_model.{i}") for i, array in enumerate(arrays)]
@@ -116,11 +127,12 @@ def _restored(optimizer: Any, model: Any, filepath: str) -> Any:
     return made
 
 
-def _is_numeric(variable: Any) -> bool:
+def is_numeric(variable: Any) -> bool:
+    """Return whether it can be sent as an array."""
     return bool(keras.backend.standardize_dtype(variable.dtype) != "string")
 
 
-def _check_alike(mine: list[str]) -> None:
+def _check_alike(mine: list[str], what: str) -> None:
     """Raise on all ranks if they would send different things."""
     everyone = hvdlite.allgather_object(mine)
     different = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
@@ -132,6 +144,6 @@ def _check_alike(mine: list[str]) -> None:
         "" if first is None else f"; the first that differs is number {first}: {everyone[0][first]}, {theirs[first]}"
     )
     raise InvalidRequestError(
-        f"broadcast_model: the models or optimizers differ between ranks: {len(everyone[0])} variables on rank 0, "
+        f"{what}: the models or optimizers differ between ranks: {len(everyone[0])} variables on rank 0, "
         f"{len(theirs)} on {describe_ranks(different)}{where}. Build and compile the same model on every rank."
     )

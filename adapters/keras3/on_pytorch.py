@@ -26,6 +26,7 @@ class Compression:
 
 init = hvd.init
 FUNCTIONAL = False
+STEP_ERRORS: tuple[type[Exception], ...] = ()
 
 
 class Reducer:
@@ -80,6 +81,10 @@ def _all_of(started: list[tuple[list[int], Any]]) -> list[tuple[list[int], list[
     if first_error is not None:
         raise first_error
     return results
+
+
+def forget_compiled() -> None:
+    """Forget compiled steps beyond those that the model has: the exchange is in none of them."""
 
 
 def dense(gradient: Any, settings: Settings) -> Any:

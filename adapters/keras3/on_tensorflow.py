@@ -18,6 +18,7 @@ from .settings import Settings, n_ranks
 Compression = hvd.Compression
 init = hvd.init
 FUNCTIONAL = False
+STEP_ERRORS = (tf.errors.OpError,)
 
 
 class Reducer:
@@ -41,6 +42,10 @@ class Reducer:
 
     def _scale(self, gradient: Any) -> Any:
         return scaled(gradient, n_ranks(self._settings.process_set)) if self._settings.scale_local else gradient
+
+
+def forget_compiled() -> None:
+    """Forget compiled steps beyond those that the model has: there are none."""
 
 
 def dense(gradient: Any, settings: Settings) -> Any:

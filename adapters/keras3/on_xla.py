@@ -23,6 +23,7 @@ from .variables import Members
 
 init = hvd.init
 FUNCTIONAL = True
+STEP_ERRORS = (jax.errors.JaxRuntimeError,)
 
 
 class Compressor:
@@ -128,6 +129,12 @@ def _exchange(
     if first_error is not None:
         raise first_error
     return results
+
+
+def forget_compiled() -> None:
+    """Forget compiled steps: JAX keeps them by the method that they are of, and another model.fit() has the same."""
+    clear: Any = jax.clear_caches  # it has no types
+    clear()
 
 
 def dense(gradient: Any, settings: Settings) -> Any:

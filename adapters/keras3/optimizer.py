@@ -275,6 +275,14 @@ def is_distributed(optimizer: Any) -> bool:
     return issubclass(type(optimizer), _Distributed)
 
 
+def variables_of(optimizer: Any) -> list[Any]:
+    """Return all that an optimizer, or None, keeps from step to step: also the sums of `backward_passes_per_step`."""
+    if optimizer is None:
+        return []
+    passes = optimizer._hvd.passes if is_distributed(optimizer) else None
+    return [*optimizer.variables, *(passes.variables if passes is not None else [])]
+
+
 def share(optimizer: Any, state: State) -> None:
     """Make `optimizer` reduce gradients as `state` says, which may belong to one within it, too."""
     plain = type(optimizer)

@@ -112,6 +112,11 @@ class Passes:
 
         return ops.cond(ops.equal(own[at_count] + 1, self._settings.passes), last, another)
 
+    @property
+    def variables(self) -> list[Any]:
+        """The sums and their count."""
+        return [] if self._count is None else [*self._sums, self._count]
+
     def holds(self, variable: Any) -> bool:
         """Return whether `variable` is one of the sums, or their count."""
         return variable is self._count or any(variable is one for one in self._sums)

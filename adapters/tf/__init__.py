@@ -64,6 +64,7 @@ from hvdlite import (
     stop_timeline,
 )
 
+from . import elastic as elastic
 from . import mpi_ops as mpi_ops
 from .collectives import (
     allgather,

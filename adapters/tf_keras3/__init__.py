@@ -71,6 +71,7 @@ from hvdlite.keras import (
 from hvdlite.keras import DistributedOptimizer as _DistributedOptimizer
 
 from . import callbacks as callbacks
+from . import elastic as elastic
 from .backend import require_tensorflow
 
 require_tensorflow()

@@ -8,11 +8,14 @@
 
     train(hvd.elastic.ObjectState(epoch=0, weights=weights))
 
-`hvdlite.torch.elastic` has a state that knows models and optimizers.
+`hvdlite.torch.elastic`, `hvdlite.tensorflow.elastic` and `hvdlite.keras.elastic` have states that know models and
+optimizers.
 """
 
 from hvdlite.elastic.loop import run, run_fn
 from hvdlite.elastic.state import ObjectState, State
+from hvdlite.elastic.state import refuse_names_of_methods as refuse_names_of_methods
+from hvdlite.elastic.told import with_own_errors as with_own_errors
 from hvdlite.errors import HostsUpdatedInterrupt
 
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "State", "run", "run_fn"]

@@ -179,11 +179,7 @@ class ObjectState(State):
         **kwargs: Any,
     ) -> None:
         super().__init__(bcast_object, get_rank)
-        taken = [name for name in kwargs if hasattr(type(self), name)]
-        if taken:
-            raise InvalidRequestError(
-                f"{type(self).__name__}({taken[0]}=...): {taken[0]!r} is a method of states. Give it another name."
-            )
+        refuse_names_of_methods(self, kwargs)
         self._names = list(kwargs)
         for name, value in kwargs.items():
             setattr(self, name, value)
@@ -211,6 +207,15 @@ class ObjectState(State):
 
     def _objects(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._names}
+
+
+def refuse_names_of_methods(state: State, names: Iterable[str]) -> None:
+    """Raise InvalidRequestError if an attribute of one of these names would hide, or be hidden by, a method."""
+    for name in names:
+        if hasattr(type(state), name):
+            raise InvalidRequestError(
+                f"{type(state).__name__}({name}=...): {name!r} is a method of states. Give it another name."
+            )
 
 
 def _copied(value: Any) -> Any:

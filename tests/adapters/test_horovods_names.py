@@ -71,7 +71,7 @@ def takes_less(ours: inspect.Signature, reference: inspect.Signature) -> str:
     for one, other in zip(mine, theirs, strict=False):
         if one.name != other.name:
             return f"{one.name!r} stands where {other.name!r} was"
-        if one.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        if one.kind is not other.kind:
             return f"{one.name!r} is {one.kind.description}"
         if one.default != other.default and other.default is not inspect.Parameter.empty:
             return f"the default of {one.name!r} is {one.default!r}, and was {other.default!r}"

@@ -239,3 +239,9 @@ def test_the_registry_says_how_a_class_is_remembered(ranks):
         assert ranks(2, body) == [(0, True)] * 2
     finally:
         states.set_handler_registry(before)
+
+
+@pytest.mark.parametrize("name", ["save", "commit", "sync"])
+def test_a_model_by_the_name_of_a_method_is_refused(name):
+    with pytest.raises(hvd.InvalidRequestError, match=rf"TorchState\({name}=\.\.\.\): '{name}' is a method"):
+        hvd.elastic.TorchState(**{name: torch.nn.Linear(1, 1)})

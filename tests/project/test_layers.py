@@ -29,7 +29,7 @@ DOORS = {
     "as_horovod": {"", "lowlevel", "config", "elastic"},
     "torch": {"", "lowlevel", "elastic"},
     "tensorflow": {"", "lowlevel", "elastic"},
-    "tensorflow.keras": {"keras", "keras.callbacks"},
+    "tensorflow.keras": {"keras", "keras.callbacks", "keras.elastic"},
     # It stands on the adapter of the framework that Keras runs on.
     "keras": {"", "lowlevel", "elastic", "tensorflow", "tensorflow.gradients", "tensorflow.local", "torch"},
     # It measures what users call; the schedules are pure, and its model runs the very ones that hvdlite runs.

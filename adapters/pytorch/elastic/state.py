@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import hvdlite
-from hvdlite.elastic import ObjectState
+from hvdlite.elastic import ObjectState, refuse_names_of_methods
 from hvdlite.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 from .sampler import ElasticSampler
@@ -125,6 +125,7 @@ class TorchState(ObjectState):
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+        refuse_names_of_methods(self, kwargs)
         values = {"model": model, "optimizer": optimizer, **kwargs}
         handlers = {name: handler(value) for name, value in values.items() if (handler := _handler_of(value))}
         self.__dict__["_handlers"] = handlers
