@@ -203,6 +203,13 @@ class Config:
     elastic_dir: str = knob(
         "", TEXT, "hvd.elastic writes commits here, and a job that is started again goes on from them"
     )
+    elastic_in_place: bool = knob(
+        False, FLAG, "hvd.elastic goes on with the ranks that are left, where MPI allows it (mpirun --with-ft ulfm)"
+    )
+    elastic_in_place_timeout: float = knob(
+        30.0, SECONDS, "a lost rank leaves the others this long to go on without it, or the job ends, seconds"
+    )
+    elastic_min_np: int = knob(1, NATURAL, "with fewer ranks left hvd.elastic does not go on in place")
 
     # What is told.
     log_level: str = knob("warning", LEVELS, "least level that is logged", shared=False, horovod="LOG_LEVEL")

@@ -14,15 +14,18 @@ from hvdlite import arrival, runtime
 from hvdlite import config as settings
 from hvdlite.affinity import complaint
 from hvdlite.comm.base import Communicator
-from hvdlite.comm.mpi_env import library_of, misfit, mpi_environment
+from hvdlite.comm.losses import Losses
+from hvdlite.comm.mpi_env import library_of, misfit, mpi_environment, tolerates_losses
 from hvdlite.config import Config
-from hvdlite.errors import ConfigError, InvalidRequestError, LaunchError
+from hvdlite.errors import CommunicationError, ConfigError, InvalidRequestError, LaunchError
 from hvdlite.exits import ExitWatch
 from hvdlite.messages import Kind
 from hvdlite.objects import allgather_object
 from hvdlite.observe import log
 from hvdlite.process_set import ProcessSet, check_process_set, global_process_set
 from hvdlite.runtime import Runtime
+
+_NOTICE = 5.0  # seconds that the watch may take to find which ranks are lost
 
 
 class _Once:
@@ -97,6 +100,38 @@ def _settings() -> tuple[Config, str]:
         return Config(), str(error)
 
 
+def losses() -> Losses | None:
+    """Return what is known of lost ranks; None where a lost rank ends the job."""
+    return None if _Once.whole_job is None else _Once.whole_job.losses
+
+
+def leave_lost() -> int:
+    """Leave all that is under way, and make the ranks that are left the whole job. Collective over them.
+
+    Nothing of hvdlite works then before `init()`, and nobody is at work in the memory of other ranks.
+
+    Returns:
+        How many there are.
+    """
+    found = losses()
+    assert found is not None
+    assert _Once.whole_job is not None
+    while True:
+        if runtime.is_running():
+            running = runtime.current()
+            runtime.set_current(None)
+            running.abandon(CommunicationError("ranks were lost"))
+        old = _Once.whole_job
+        try:
+            _Once.whole_job = old.survivors()
+        except CommunicationError:
+            if not found.noticed.wait(_NOTICE):
+                raise
+            continue
+        old.abandon()
+        return _Once.whole_job.size
+
+
 def _stop(reason: str) -> None:
     if runtime.is_running():
         running = runtime.current()
@@ -117,7 +152,9 @@ def _transport(comm: Any, config: Config) -> Communicator:
     if _Once.whole_job is None:
         _Once.whole_job = _mpi_world(None, config)
     size = _Once.whole_job.size
-    if announced is not None and size == 1 < announced[0] and not config.allow_size_mismatch:
+    found = losses()
+    is_left = found is not None and found.has_happened
+    if announced is not None and size == 1 < announced[0] and not is_left and not config.allow_size_mismatch:
         raise LaunchError(_alone(*announced))
     return _Once.whole_job
 
@@ -130,7 +167,8 @@ def _mpi_world(comm: Any, config: Config) -> Communicator:
 
     _watch_exits(*mpi.start(), mpi.abort)
     if comm is None or hasattr(comm, "Get_group"):
-        return mpi.world(comm=comm, config=config)
+        may_lose = comm is None and tolerates_losses(settings.environment())
+        return mpi.world(comm=comm, config=config, may_lose=may_lose)
     if not isinstance(comm, Iterable):
         raise InvalidRequestError(f"init(comm={comm!r}): expected None, a list of ranks, or an mpi4py communicator.")
     return mpi.world(ranks=list(comm), config=config)
@@ -315,3 +353,8 @@ def _end_in_peace() -> None:
     finally:
         if _Once.transport is not None:
             _Once.transport.exit_barrier()
+            found = _Once.transport.losses
+            if found is not None and found.has_happened:
+                from hvdlite.comm import mpi
+
+                mpi.never_finalize()

@@ -175,6 +175,15 @@ class Runtime:
         self.timeline.flush()
         log.unconfigure()
 
+    def abandon(self, error: BaseException) -> None:
+        """Leave every set on this rank alone, since other ranks are lost."""
+        for found in self._sets.values():
+            if found.engine is not None:
+                found.engine.abandon(error)
+        self.unbind()
+        self.timeline.flush()
+        log.unconfigure()
+
     def _tell_summary(self) -> None:
         if not self.config.summary or self.rank != 0:
             return
@@ -304,11 +313,16 @@ class Runtime:
         with self._names:
             self._sets[set_id].counters.clear()
 
+    def _abort_unless_lost(self, code: int) -> None:
+        losses = self._world.losses
+        if losses is None or not (losses.has_happened and self.config.elastic_in_place):
+            self.abort(code)  # else the others hear of it by MPI, and have a limit to go on in place
+
     def _on_engine_failure(self, error: BaseException) -> None:
         # The other ranks may be in the middle of a transfer with this one, and would wait for ever.
         # The program here has been told; if it does not end the job, this does.
         if self.size > 1:
-            timer = threading.Timer(self.config.exit_grace, self.abort, [1])
+            timer = threading.Timer(self.config.exit_grace, self._abort_unless_lost, [1])
             timer.daemon = True
             timer.start()
 

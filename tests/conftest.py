@@ -78,16 +78,23 @@ class Mpi:
         return self.python.parent / "mpirun"
 
     def run(
-        self, size: int, *command: Any, env: Mapping[str, str] | None = None, timeout: float = 60.0, tmpdir: str = ""
+        self,
+        size: int,
+        *command: Any,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        tmpdir: str = "",
+        options: Sequence[str] = (),
     ) -> Ended:
         """Run Python with `command` (a script, or -c and code, and arguments) on `size` ranks.
 
         Args:
             env: variables that all ranks get.
             timeout: seconds after which the job is killed and the test fails.
+            options: more of mpirun.
         """
-        options = ["--oversubscribe", "--bind-to", "none"] if self.name == "openmpi" else []
-        arguments = [str(self.mpirun), *options, "-n", str(size), str(self.python), *map(str, command)]
+        usual = ["--oversubscribe", "--bind-to", "none"] if self.name == "openmpi" else []
+        arguments = [str(self.mpirun), *usual, *options, "-n", str(size), str(self.python), *map(str, command)]
         return run_to_end(arguments, {**(env or {}), **({"TMPDIR": tmpdir} if tmpdir else {})}, timeout)
 
     def run_alone(self, *command: Any, env: Mapping[str, str] | None = None, timeout: float = 60.0) -> Ended:

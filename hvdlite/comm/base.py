@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from hvdlite.comm.losses import Losses
 from hvdlite.comm.peer_memory import PeerMemory
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.errors import CommunicationError
@@ -35,12 +36,14 @@ class Communicator(abc.ABC):
         rank, size: this process' place in the group, and how many there are.
         topology: who sits on which host; the same value on all ranks.
         any_threads: several threads may use groups at the same time; one group still belongs to one of them at a time.
+        losses: what is known of lost ranks; None where a lost rank ends the job, or all of the job is this process.
     """
 
     rank: int
     size: int
     topology: Topology
     any_threads: bool = True
+    losses: Losses | None = None
 
     # Control plane. `post`, `poll` and `wait` belong to the engine thread, `wake` and `ring` to anyone.
 
@@ -146,6 +149,17 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Give the group's resources back. Collective; nothing may be in flight."""
+
+    def abandon(self) -> None:
+        """Give back what costs no word with other ranks, some of which are lost. Nobody uses the group any more."""
+        return
+
+    def survivors(self) -> Communicator:
+        """Return the group of the ranks that are left. Collective over them. For groups with `losses` only.
+
+        Called again, also if it failed because still more ranks were lost, it leaves those out, too.
+        """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def abort(self, code: int) -> None:

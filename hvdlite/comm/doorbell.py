@@ -280,7 +280,7 @@ def _make_place(n_ranks: int, directories: Sequence[str]) -> tuple[str, str]:
     for directory in [*directories, tempfile.gettempdir()]:
         place = ""
         try:
-            place = tempfile.mkdtemp(prefix="hvdlite-", dir=directory)  # mode 0700
+            place = tempfile.mkdtemp(prefix=f"hvdlite-{os.getpid()}-", dir=directory)  # mode 0700
             with open(os.path.join(place, "page"), "wb") as page:
                 os.posix_fallocate(page.fileno(), 0, _page_bytes(n_ranks))
             for path in _fifo_paths(place, n_ranks):

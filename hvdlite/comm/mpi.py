@@ -15,9 +15,12 @@ would join namespaces that share no memory.)
 from __future__ import annotations
 
 import atexit
+import contextlib
+import logging
 import math
 import os
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -30,9 +33,10 @@ from numpy.typing import NDArray
 
 from hvdlite.comm.base import Communicator
 from hvdlite.comm.doorbell import open_doorbells
+from hvdlite.comm.losses import Losses
 from hvdlite.comm.mailbox import Mailboxes, mailbox_bytes
 from hvdlite.comm.peer_memory import PeerMemory, open_peer_memory
-from hvdlite.comm.segment import FlagSegment, block_places, blocks_of, map_shared
+from hvdlite.comm.segment import FlagSegment, block_places, blocks_of, map_shared, remove_left_behind
 from hvdlite.comm.shared import SharedSegment
 from hvdlite.config import Config
 from hvdlite.errors import CommunicationError, InvalidRequestError, NotMemberError
@@ -49,6 +53,7 @@ _TESTS = 200  # for a message that is expected, before the first sleep: about 50
 _TRANSFER_TESTS = 50  # of a transfer before the first nap
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 20e-3  # seconds
 _NAP_SHARE = 1 / 16  # of the wait so far that a nap may last: what came is noticed that much too late at most
+_LOSSY_END = 10.0  # seconds for the last barrier, after a loss of ranks: all is done by then
 _EAGER_NAP = 1e-3  # seconds; the longest while a message is expected
 _SAFETY_NAP = 0.25  # seconds; the longest where everyone can ring: bounds what a late message after its ring costs
 
@@ -76,6 +81,7 @@ def world(
     *,
     config: Config | None = None,
     host: str | None = None,
+    may_lose: bool = False,
 ) -> MpiCommunicator:
     """Return a new group over MPI, and start MPI if nobody has. Collective over the members.
 
@@ -84,19 +90,53 @@ def world(
         comm: an mpi4py communicator to duplicate, instead of `ranks`.
         config: says where shared segments are made, and how long to spin.
         host: name under which this process' host is known, to pretend that there are several.
+        may_lose: MPI goes on when ranks are lost, and so may this group.
     """
     _start_mpi()
     config = config or Config()
+    losses = _watch_losses(config) if may_lose else None
     with as_communication_error("setting up the ranks"):
         control = _private_copy(ranks, comm)
         control.Set_errhandler(MPI.ERRORS_RETURN)
         hosts, place = _survey(control, host or socket.gethostname(), config.shared_memory_dir, config.spin)
-        return MpiCommunicator(control, hosts, place)
+        pids = _allgather_bytes(control, b"%d" % os.getpid()) if losses is not None else []
+        return MpiCommunicator(control, hosts, place, losses, [int(pid) for pid in pids])
+
+
+def _watch_losses(config: Config) -> Losses:
+    with as_communication_error("setting up the watch of lost ranks"):
+        base = MPI.COMM_WORLD.Dup()
+        base.Set_errhandler(MPI.ERRORS_RETURN)
+    found = Losses(base, config.elastic_in_place_timeout if config.elastic_in_place else math.inf, abort)
+    found.start()
+    return found
+
+
+class _End:
+    is_abrupt = False
+
+
+def never_finalize() -> None:
+    """Let this process end, when its other exit handlers have run, without MPI_Finalize.
+
+    That hangs once ranks were lost (measured here: 4 of 12 jobs of 4 ranks of which 2 were killed at once).
+    """
+    _End.is_abrupt = True
+
+
+def _leave_abruptly() -> None:
+    if _End.is_abrupt:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(0)  # mpi4py would finalize MPI as the last thing of all
 
 
 def start() -> tuple[int, int]:
     """Start MPI if nobody has, and return this process' rank in the whole job, and the number of ranks."""
     _start_mpi()
+    atexit.register(_leave_abruptly)
     return MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
 
@@ -156,6 +196,22 @@ def _private_copy(ranks: Sequence[int] | None, comm: MPI.Intracomm | None) -> MP
     return MPI.COMM_WORLD.Create_group(group)
 
 
+def _copy(comm: MPI.Intracomm, losses: Losses | None) -> MPI.Intracomm:
+    """Return a communicator of the same ranks. Collective.
+
+    Where ranks can be lost, by Shrink: it ends in the same way on all ranks, whoever is lost meanwhile. In Dup some
+    fail, and others wait for those for ever, also when it is revoked.
+    """
+    if losses is None:
+        return comm.Dup()
+    copy: Any = comm.Shrink()
+    copy.Set_errhandler(MPI.ERRORS_RETURN)
+    if copy.size != comm.size:
+        losses.keep(copy)
+        raise CommunicationError(f"{comm.size - copy.size} of {comm.size} ranks died or cannot be reached.")
+    return copy  # type: ignore[no-any-return]
+
+
 def _survey(control: MPI.Intracomm, host: str, segment_directory: str, spin: float) -> tuple[tuple[str, ...], Place]:
     """Exchange host names and cores."""
     cores = " ".join(map(str, os.sched_getaffinity(0)))
@@ -174,18 +230,31 @@ class MpiCommunicator(Communicator):
     Args:
         control: private to this object, which frees it.
         hosts: host name of each rank.
+        losses, pids: of the whole job, where it may lose ranks, and its process numbers.
     """
 
     chunk_bytes = 2**30  # of one MPI message; MPI counts in C ints
 
-    def __init__(self, control: MPI.Intracomm, hosts: tuple[str, ...], place: Place) -> None:
+    def __init__(
+        self,
+        control: MPI.Intracomm,
+        hosts: tuple[str, ...],
+        place: Place,
+        losses: Losses | None = None,
+        pids: Sequence[int] = (),
+    ) -> None:
         self.rank, self.size = control.rank, control.size
         self.topology = Topology(self.rank, hosts)
-        self._control, self._data, self._place = control, control.Dup(), place
+        self._control, self._data, self._place = control, _copy(control, losses), place
+        self.losses, self._pids = losses, pids
+        if losses is not None:
+            losses.guard(self, (self._control, self._data), lambda: None)
         local = self.topology.local_ranks
         self._bells = open_doorbells(
             local, self.rank, self.allgather_bytes, [place.segment_directory], place.spin, place.crowded
         )
+        if losses is not None:
+            losses.guard(self, (self._control, self._data), self.wake)
         self._bell_of = {rank: number for number, rank in enumerate(local)}
         self._all_can_ring = self.topology.n_hosts == 1
         self._naps = place.scarce or not self._all_can_ring
@@ -295,6 +364,8 @@ class MpiCommunicator(Communicator):
 
     def _drive(self) -> bool:
         """Let MPI work on what was posted. True if some of it is still here."""
+        if self.losses is not None:
+            self.losses.check()
         while self._outbox and self._outbox[0].Test():
             self._outbox.popleft()
         return bool(self._outbox)
@@ -303,6 +374,8 @@ class MpiCommunicator(Communicator):
         started, nap = time.monotonic(), _SHORTEST_NAP
         with as_communication_error("waiting for control messages"):
             while not self._bells.wait(0.0):
+                if self.losses is not None:
+                    self.losses.check()
                 all_rings = self._all_can_ring and not self._drive() and not self._arriving
                 if not self._all_can_ring and self._glance(_TESTS if eager else 2):
                     return
@@ -336,12 +409,12 @@ class MpiCommunicator(Communicator):
     def isend(self, array: NDArray[Any], dest: int) -> MpiTransfer:
         with as_communication_error("sending to rank", dest):
             parts = [self._data.Isend(part, dest, _DATA) for part in self._parts(array)]
-        return MpiTransfer(parts, self._naps, "sending to rank", dest)
+        return MpiTransfer(parts, self._naps, self.losses, "sending to rank", dest)
 
     def irecv(self, array: NDArray[Any], source: int) -> MpiTransfer:
         with as_communication_error("receiving from rank", source):
             parts = [self._data.Irecv(part, source, _DATA) for part in self._parts(array)]
-        return MpiTransfer(parts, self._naps, "receiving from rank", source)
+        return MpiTransfer(parts, self._naps, self.losses, "receiving from rank", source)
 
     def _parts(self, array: NDArray[Any]) -> list[Any]:
         """Return what MPI takes for the bytes of `array`: it must not know bfloat16, nor counts beyond an int."""
@@ -357,27 +430,39 @@ class MpiCommunicator(Communicator):
 
     def barrier(self) -> None:
         with as_communication_error("a barrier"):
-            _finish(self._control.Ibarrier(), self._naps)
+            _finish(self._control.Ibarrier(), self._naps, self.losses)
 
     def exit_barrier(self, timeout: float = math.inf) -> bool:
+        if self.losses is not None and self.losses.has_happened:
+            timeout = min(timeout, _LOSSY_END)
         deadline, nap = time.monotonic() + timeout, _EAGER_NAP
-        with as_communication_error("the barrier at the end"):
-            request = self._control.Ibarrier()
-            while not request.Test():
-                if time.monotonic() > deadline:
-                    return False
-                self._drive()
-                time.sleep(nap)
-                nap = min(2 * nap, _LONGEST_NAP)
+        try:
+            with as_communication_error("the barrier at the end"):
+                request = self._control.Ibarrier()
+                while not request.Test():
+                    if time.monotonic() > deadline:
+                        return False
+                    self._drive()
+                    time.sleep(nap)
+                    nap = min(2 * nap, _LONGEST_NAP)
+        except CommunicationError:
+            if self.losses is None:
+                raise
+            # The first one to leave is lost to the others, and so is one that dies here: nobody needs it any more.
         return True
 
     def create(self, ranks: Sequence[int]) -> MpiCommunicator | None:
         members = self.agree_on_members(ranks)
         with as_communication_error("making the group of ranks", members):
-            control: Any = self._control.Create(self._control.Get_group().Incl(members))
+            if self.losses is not None and len(members) == self.size and members == sorted(members):
+                control: Any = _copy(self._control, self.losses)
+            else:
+                control = self._control.Create(self._control.Get_group().Incl(members))
             if control == MPI.COMM_NULL:
                 return None
-            return MpiCommunicator(control, tuple(self.topology.hosts[rank] for rank in members), self._place)
+            return MpiCommunicator(
+                control, tuple(self.topology.hosts[rank] for rank in members), self._place, self.losses
+            )
 
     def shared_segment(self, nbytes: int) -> SharedSegment | None:
         if not self._all_can_ring:
@@ -397,12 +482,36 @@ class MpiCommunicator(Communicator):
     def peer_memory(self) -> PeerMemory | None:
         return open_peer_memory(self.rank, self.allgather_bytes) if self._all_can_ring else None
 
+    def abandon(self) -> None:
+        if self.losses is not None:
+            self.losses.release(self)
+            self.losses.keep(self._control, self._data, self._outbox, self._arriving)
+        self._bells.close()
+
+    def survivors(self) -> MpiCommunicator:
+        losses = self.losses
+        assert losses is not None
+        with as_communication_error("setting up the ranks that are left"):
+            losses.shrink()
+            losses.base.Set_errhandler(MPI.ERRORS_RETURN)
+            members = self.translate(losses.base.Get_group())
+            for rank in set(self.topology.local_ranks) - set(members):
+                remove_left_behind(self._pids[rank], self._place.segment_directory)
+            hosts, pids = [self.topology.hosts[rank] for rank in members], [self._pids[rank] for rank in members]
+            control = _copy(losses.base, losses)
+            return MpiCommunicator(control, tuple(hosts), self._place, losses, pids)
+
     def close(self) -> None:
+        if self.losses is not None:
+            self.losses.release(self)
         if not MPI.Is_finalized():
             while self._drive():  # what was posted last may not have left yet
                 time.sleep(_SHORTEST_NAP)
-            self._data.Free()
-            self._control.Free()
+            if self.losses is not None and self.losses.has_happened:
+                self.losses.keep(self._control, self._data)  # as few calls of MPI as can be, after a loss
+            else:
+                self._data.Free()
+                self._control.Free()
         self._bells.close()
 
     def abort(self, code: int) -> None:
@@ -426,19 +535,22 @@ class MpiTransfer:
         naps: wait as `_finish` does.
     """
 
-    __slots__ = ("_naps", "_requests", "_what")
+    __slots__ = ("_losses", "_naps", "_requests", "_what")
 
-    def __init__(self, requests: list[MPI.Request], naps: bool, *what: Any) -> None:
-        self._requests, self._naps, self._what = requests, naps, what
+    def __init__(self, requests: list[MPI.Request], naps: bool, losses: Losses | None, *what: Any) -> None:
+        self._requests, self._naps, self._losses, self._what = requests, naps, losses, what
 
     def wait(self) -> None:
         with as_communication_error(*self._what):
             for request in self._requests:
-                _finish(request, self._naps)
+                _finish(request, self._naps, self._losses)
 
 
-def _finish(request: MPI.Request, naps: bool) -> None:
+def _finish(request: MPI.Request, naps: bool, losses: Losses | None) -> None:
     """Wait for `request`: `naps` in proportion to the wait instead of spinning as MPI does."""
+    if losses is not None:
+        _finish_or_leave(request, losses)
+        return
     if not naps:
         request.Wait()
         return
@@ -449,6 +561,21 @@ def _finish(request: MPI.Request, naps: bool) -> None:
     while not request.Test():
         waited = time.monotonic() - started
         time.sleep(min(max(waited * _NAP_SHARE, _SHORTEST_NAP), _EAGER_NAP))
+
+
+def _finish_or_leave(request: MPI.Request, losses: Losses) -> None:
+    """Wait for `request`, or leave it for ever once a rank is lost: a send must not be touched then."""
+    started = time.monotonic()
+    while not request.Get_status():
+        try:
+            losses.check()
+        except CommunicationError:
+            losses.keep(request)
+            raise
+        waited = time.monotonic() - started
+        time.sleep(min(waited * _NAP_SHARE, _EAGER_NAP))
+    losses.check()
+    request.Wait()
 
 
 def _allgather_bytes(comm: MPI.Intracomm, mine: bytes) -> list[bytes]:

@@ -28,12 +28,20 @@ def mpi_environment(
     wanted = {"OMPI_MCA_osc": "^ucx"}  # it complains at every shared window, and we use none
     if not (_has_fabric() if fabric is None else fabric):
         wanted["OMPI_MCA_btl"] = "^ofi,uct"  # looking for fabrics takes 1.1 s of Open MPI's start
+    if tolerates_losses(environ):
+        wanted["OMPI_MCA_coll"] = "^han"  # between hosts its sums were wrong after a loss, without an error
+        wanted["OMPI_MCA_mpi_preconnect_mpi"] = "1"  # else ranks of several hosts may wait for ever inside PMIx
     n_local = local_size(environ)
     if n_local is not None and n_local > (len(os.sched_getaffinity(0)) if n_cores is None else n_cores):
         # Ranks that outnumber the cores must let others run while they wait. One that is bound to a
         # single core of many is counted here too: yielding costs little when nobody else wants the core.
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
     return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def tolerates_losses(environ: Mapping[str, str]) -> bool:
+    """Return whether MPI goes on when ranks are lost: Open MPI under `mpirun --with-ft ulfm`."""
+    return environ.get("OMPI_MCA_mpi_ft_enable", "") in ("1", "true")
 
 
 def local_size(environ: Mapping[str, str]) -> int | None:

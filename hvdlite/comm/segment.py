@@ -18,6 +18,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,18 @@ def map_shared(
     return mapping
 
 
+def remove_left_behind(pid: int, directory: str) -> None:
+    """Remove the names of shared memory and pipes that a process of this host made in `directory` before it died."""
+    for place in Path(directory).glob(f"hvdlite-{pid}-*"):
+        with contextlib.suppress(OSError):  # other ranks do the same
+            if place.is_dir():
+                for entry in place.iterdir():
+                    entry.unlink()
+                place.rmdir()
+            else:
+                place.unlink()
+
+
 def check_equal_lengths(lengths: Sequence[int]) -> None:
     """Raise, on all ranks alike, unless all asked for blocks of the same length."""
     if len(set(lengths)) > 1:
@@ -208,7 +221,7 @@ def _create_file(directory: str, total: int) -> str:
         room = os.statvfs(directory)
         if room.f_bavail * room.f_frsize < total:
             return ""
-        fd, path = tempfile.mkstemp(prefix="hvdlite-", dir=directory)  # mode 0600
+        fd, path = tempfile.mkstemp(prefix=f"hvdlite-{os.getpid()}-", dir=directory)  # mode 0600
     except OSError:
         return ""
     try:

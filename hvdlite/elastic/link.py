@@ -59,6 +59,12 @@ class Link:
             if self._commits.write(self._of_calls):
                 self._tell(_COMMITTED)
 
+    def renumbered(self) -> None:
+        """hvdlite runs again, and this rank may have another number: rank 0 keeps the commits."""
+        before, self._rank = self._rank, runtime.current("hvd.elastic.run()").rank
+        if self.is_restartable and before and not self._rank and (commit := self._commits.read()):
+            self._of_calls = commit.content
+
     def news(self) -> tuple[float, int] | None:
         """Return when other hosts were found last, and how they differ (1 removed, 2 added, 3 both), on rank 0."""
         if not self.is_restartable or self._rank:

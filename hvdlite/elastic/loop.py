@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hvdlite
+from hvdlite.elastic.in_place import InPlace
 from hvdlite.elastic.link import Link
 from hvdlite.errors import CommunicationError, HorovodInternalError, HostsUpdatedInterrupt, StallError
 from hvdlite.observe.log import get_logger
@@ -50,15 +51,33 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
 def _keep_calling(train: Callable[[], Any], state: Any, reset: Callable[[], None], link: Link) -> Any:
     failures = _Failures()
-    is_synced = False
+    in_place = InPlace.of_this_job()
+    is_up, is_restored, is_synced = True, True, False
     while True:
         try:
+            if not is_up:
+                reset()
+                link.renumbered()
+                if not is_restored:
+                    state.restore()
+                    is_restored = True
+                state.on_reset()
+                is_up = True
             if not is_synced:
                 state.sync()
+                is_synced = True
+            if in_place is not None:
+                in_place.settle()
             result = train()
             link.done()
             return result
         except HorovodInternalError as error:
+            if in_place is not None and in_place.has_lost(error):
+                is_up = is_restored = is_synced = False
+                in_place.leave_lost()  # until then others may still write to what this rank has reduced
+                continue
+            if not is_up:
+                raise
             if link.is_restartable and isinstance(error, CommunicationError | StallError):
                 raise  # ranks are gone or stuck, and hvdlite would not come up here
             failures.note(error, state)
@@ -69,8 +88,7 @@ def _keep_calling(train: Callable[[], Any], state: Any, reset: Callable[[], None
             if link.is_restartable:
                 state.leave(news.is_written)
             is_synced = news.skip_sync
-        reset()
-        state.on_reset()
+        is_up = False
 
 
 class _Failures:

@@ -253,6 +253,15 @@ class Engine:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def abandon(self, error: BaseException) -> None:
+        """Stop on this rank alone, since others are lost. What is in flight raises `HorovodInternalError`."""
+        with self._driving:  # who drives has heard of it, and leaves
+            if not self._ended:
+                self._fail(error)
+        self._rouse()
+        self._thread.join()
+        self.comm.abandon()
+
     @property
     def last_words(self) -> dict[int, Any]:
         """What the members said of themselves at the end, by set rank; complete on set rank 0 after `stop`."""
@@ -405,7 +414,10 @@ class Engine:
             self._stall.check(now)
 
     def _sleep(self, limit: float = math.inf) -> None:
-        self.comm.wait(min(self._patience(), limit), eager=True)
+        try:
+            self.comm.wait(min(self._patience(), limit), eager=True)
+        except Exception as error:  # not what a signal's handler raises: the caller's own
+            self._fail(error)
 
     def _patience(self) -> float:
         limits = [limit / 4 for limit in (self.config.stall_warning, self.config.stall_shutdown) if limit]

@@ -76,6 +76,8 @@ class Inbox:
         self._joining: Submission | None = None  # waits until nothing is deferred
         self._alone: Request | None = None  # in flight without a Submission, see `submit_alone`
         self._closed: Callable[[Request], BaseException] | None = None
+        # What was in flight then: its memory, where other ranks may still be at work, lives as long as this.
+        self._left_behind: list[Submission] = []
 
     def submit(self, submissions: Sequence[Submission]) -> None:
         """Take in `submissions`, all or none.
@@ -202,6 +204,7 @@ class Inbox:
             waiting = list(self._in_flight.values())
             waiting += [s for queue in self._deferred.values() for s in queue]
             waiting += [self._joining] if self._joining is not None else []
+            self._left_behind = waiting
             self._joining = None
             self._in_flight.clear()
             self._deferred.clear()

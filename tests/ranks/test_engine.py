@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import hvdlite as hvd
+from hvdlite import runtime
 from hvdlite.lowlevel import register_kernel
 
 
@@ -102,6 +103,33 @@ def test_a_rank_whose_engine_breaks_raises_the_cause_and_ends_the_others(on_rank
         ended.wait(10)
 
     on_ranks(3, body)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_breaks_while_the_engine_sleeps_fails_what_is_in_flight(on_ranks, monkeypatch, waits):
+    # A lost rank shows in the sleep, also in that of the engine's own thread, which nobody sees end.
+    monkeypatch.setenv("HVDLITE_EXIT_GRACE", "0.01")
+    monkeypatch.setenv("HVDLITE_LOG_LEVEL", "fatal")
+
+    def cut(timeout, eager=False):
+        raise ConnectionError("the wire is cut")
+
+    ended = threading.Barrier(2)
+
+    def body(rank):
+        if rank == 0:
+            engine = runtime.current().engine_of(0)
+            engine.comm.wait = cut
+            handle = hvd.allreduce_async(np.ones(2), name="w")
+            if not waits:
+                until(lambda: hvd.poll(handle))
+            with pytest.raises(hvd.HorovodInternalError, match="tensor 'w': the engine .* the wire is cut"):
+                handle.wait()
+        ended.wait(10)
+        runtime.current().abandon(ConnectionError("the other rank is gone"))
+        runtime.set_current(None)
+
+    on_ranks(2, body)
 
 
 def test_wrong_calls_are_told_to_ranks_that_come_much_later(on_ranks):

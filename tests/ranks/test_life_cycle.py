@@ -115,7 +115,7 @@ def test_the_threads_of_a_stopped_runtime_end():
         hvd.shutdown()
 
     run_ranks(2, body, setup=runtime.as_rank)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # a timer that another test has left may end meanwhile
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hvdlite.comm.mpi_env import library_of, local_size, misfit, mpi_environment
+from hvdlite.comm.mpi_env import library_of, local_size, misfit, mpi_environment, tolerates_losses
 
 
 def test_without_a_fabric_open_mpi_does_not_look_for_one():
@@ -18,6 +18,15 @@ def test_without_a_fabric_open_mpi_does_not_look_for_one():
 def test_what_the_user_set_stays(name):
     environ = {name: "mine", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
     assert name not in mpi_environment(environ, fabric=False, n_cores=2)
+
+
+def test_where_ranks_may_be_lost_hosts_are_connected_early_and_by_what_stays_right():
+    under_ulfm = {"OMPI_MCA_mpi_ft_enable": "1"}
+    assert tolerates_losses(under_ulfm)
+    found = mpi_environment(under_ulfm, fabric=False, n_cores=2)
+    assert (found["OMPI_MCA_coll"], found["OMPI_MCA_mpi_preconnect_mpi"]) == ("^han", "1")
+    assert not tolerates_losses({})
+    assert not {"OMPI_MCA_coll", "OMPI_MCA_mpi_preconnect_mpi"} & set(mpi_environment({}, fabric=False, n_cores=2))
 
 
 @pytest.mark.parametrize(("n_local", "n_cores", "yields"), [(2, 2, False), (3, 2, True), (1, 1, False)])
