@@ -73,14 +73,16 @@ class Record:
     def first(self) -> int | None:
         """The rank that failed first; the others may have failed because of it. None if none did.
 
-        One that said so comes first, then one that nobody has asked to end.
+        One that said so comes first, then one that nobody has asked to end, then one that says that another has
+        failed: a killed rank says nothing, and the others notice and call.
         """
-        finished = [rank for rank, end in self.ends.items() if end.code == 0]
-        called = [rank for rank, _ in sorted(self.called, key=lambda one: one[1]) if rank not in finished]
-        if called:
-            return called[0]
-        failed = [rank for rank, end in self.ends.items() if end.code not in (0, _ASKED)]
-        return min(failed, key=lambda rank: self.ends[rank].at, default=None)
+        called = [one for one in self.called if one[0] not in self.ends or self.ends[one[0]].code != 0]
+        by_themselves = [rank for rank, follows in called if not follows]
+        if by_themselves:
+            return by_themselves[0]
+        following = [rank for rank, _ in called]
+        failed = [rank for rank, end in self.ends.items() if end.code not in (0, _ASKED) and rank not in following]
+        return min(failed, key=lambda rank: self.ends[rank].at, default=following[0] if following else None)
 
     @property
     def lost(self) -> list[int]:

@@ -432,8 +432,12 @@ class Engine:
         rank = self.members[self.comm.rank]
         text = f"the engine of rank {rank} stopped: {type(error).__name__}: {error}"
 
+        # Callers, and hvdrun at the end, can tell whether this rank broke or only noticed that another one is gone.
+        lost = isinstance(error, errors.CommunicationError)
+        kind = errors.CommunicationError if lost else errors.HorovodInternalError
+
         def cause(request: Request) -> BaseException:
-            failure = errors.HorovodInternalError(f"{request.kind.value} of tensor {request.name!r}: {text}")
+            failure = kind(f"{request.kind.value} of tensor {request.name!r}: {text}")
             failure.__cause__ = error
             return failure
 
