@@ -107,6 +107,26 @@ def test_a_rank_that_noticed_what_nobody_reported_is_better_than_nothing():
     assert judge(job, "mpirun", 1).tail_of == 0
 
 
+LOST_DAEMON = b"""PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-host0-5695@0,0] on node host0
+  Remote daemon: [prterun-host0-5695@0,1] on node host1
+"""
+
+
+@pytest.mark.parametrize("said", [LOST_DAEMON, b"Connection to host1 closed by remote host.\r\n"])
+def test_the_host_that_the_launcher_has_lost_is_named(said):
+    job = record(None, None)
+    job.overhear(b"Connection to nobody closed by remote host.")  # by another ssh
+    assert judge(job, "mpirun", 0).words.startswith("ranks 0, 1 of 2 on host0, host1 never reported an end")
+    job.overhear(said)
+    verdict = judge(job, "mpirun", 0)
+    assert verdict.words.startswith("mpirun lost its connection to host1, with rank 1 of 2")
+    assert (verdict.code, verdict.launcher_knows) == (1, False)
+    job.note(0, "x", b"3 1 host0")
+    assert judge(job, "mpirun", 1).code == 3  # a rank that tells what it failed of is better
+
+
 @pytest.mark.parametrize("ends", [[(TERM, 1), None], [(1, 1), (TERM, 2)]])
 def test_a_job_that_was_ended_by_hand_blames_no_rank(ends):
     verdict = judge(record(*ends), "mpirun", 1, signal.SIGINT)
