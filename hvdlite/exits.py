@@ -114,13 +114,22 @@ class ExitWatch:
         if not self._armed:
             self._child_status = code
             return
-        for stream in (sys.stdout, sys.stderr):
-            _flush(stream)
-        _say(f"hvdlite: {self._describe()} failed, so all ranks end now. Cause: {cause}")
-        # mpirun kills at once when it hears of the abort, and drops what it has not read yet: without
-        # this, one run in twenty loses this line or part of the traceback.
-        time.sleep(_LAST_WORDS)
-        self._abort(code)
+        end_all_ranks(self._describe(), cause, self._abort, code)
+
+
+def end_all_ranks(rank: str, cause: str, abort: Abort, code: int) -> None:
+    """Say why this rank ends the job, so that hvdrun finds it (launch/verdict.py), and end it.
+
+    Args:
+        rank: `rank 1 of 4`.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        _flush(stream)
+    _say(f"hvdlite: {rank} failed, so all ranks end now. Cause: {cause}")
+    # mpirun kills at once when it hears of the abort, and drops what it has not read yet: without
+    # this, one run in twenty loses this line or part of the traceback.
+    time.sleep(_LAST_WORDS)
+    abort(code)
 
 
 def _status(code: Any) -> int:

@@ -26,6 +26,7 @@ from hvdlite.config import Config
 from hvdlite.engine.engine import Engine
 from hvdlite.engine.handle import Handle
 from hvdlite.engine.inbox import Submission
+from hvdlite.engine.watchdog import Watchdog
 from hvdlite.errors import (
     ConfigError,
     InvalidRequestError,
@@ -35,6 +36,7 @@ from hvdlite.errors import (
     RemoteError,
     describe_ranks,
 )
+from hvdlite.exits import end_all_ranks
 from hvdlite.kernels import Kernels
 from hvdlite.messages import Kind, Knobs, Request, Response, nameless
 from hvdlite.observe import log
@@ -87,6 +89,7 @@ class Runtime:
         everyone = world.create(range(world.size))
         assert everyone is not None
         self._sets[WORLD] = _Registered(tuple(range(world.size)), self._start_engine(everyone, WORLD))
+        self._watchdog = self._start_watchdog()
 
     # Process sets
 
@@ -170,6 +173,7 @@ class Runtime:
             engine = self._sets[set_id].engine
             if engine is not None:
                 engine.stop(reason)
+        self._watchdog.stop()
         self.unbind()
         self._tell_summary()
         self.timeline.flush()
@@ -281,6 +285,24 @@ class Runtime:
         )  # fmt: skip
         engine.start()
         return engine
+
+    def _start_watchdog(self) -> Watchdog:
+        # Twice the limits: the stall watch comes first, and tells more.
+        warning, shutdown = 2 * self.config.stall_warning, 2 * self.config.stall_shutdown
+
+        def engines() -> list[Engine]:
+            return [found.engine for found in list(self._sets.values()) if found.engine is not None]
+
+        def warn(text: str) -> None:
+            log.get_logger().warning("%s: it is stopped, or out of reach.", text)
+
+        def end(text: str) -> None:
+            cause = f"StallError: {text}: over twice HVDLITE_STALL_SHUTDOWN={self.config.stall_shutdown:g}"
+            end_all_ranks(f"rank {self.rank} of {self.size}", cause, self.abort, 1)
+
+        watchdog = Watchdog(warning if self.size > 1 else 0.0, shutdown, engines, warn, end)
+        watchdog.start()
+        return watchdog
 
     def _make_tuner(self, comm: Communicator) -> Tuner | None:
         """Return the tuner of the set of all ranks, on its rank 0 and if the settings want one."""

@@ -11,7 +11,7 @@ from hvdlite import as_horovod
 from hvdlite._version import __version__
 from hvdlite.errors import LaunchError
 
-from . import config_file, forwarding, horovodrun, mpirun, process, slurm_script
+from . import config_file, forwarding, horovodrun, mpirun, process, silence, slurm_script
 from .allocation import Allocation, allocation_of, already_one_of, list_file, spread
 from .flavours import HYDRAS
 from .hosts import Faults, Host, parse_hostfile, parse_hosts
@@ -99,7 +99,7 @@ def _launch(options: argparse.Namespace) -> int:
         return process.run(command, environ)
     code = supervise.supervise(
         command, environ, ranks=job.ranks, label=_is_labelled(options, job), stamped=options.stamped,
-        verbose=options.verbose, patience=options.start_timeout,
+        verbose=options.verbose, patience=options.start_timeout, host_patience=options.host_timeout,
     )  # fmt: skip
     if code and job.output:
         print(f"hvdrun: exit code {code}; what the ranks wrote is in {job.output}", file=sys.stderr)
@@ -300,12 +300,19 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long ssh waits for a host, and ranks in hvd.init() for the others",
     )
+    add("--host-timeout", type=_seconds, default=silence.LIMIT, metavar="S",
+        help=f"how long another host may be out of reach before the job ends (without it {silence.LIMIT}; 0: for ever)",
+    )  # fmt: skip
     add("--no-host-check", dest="unchecked", action="store_true", help="do not ask the other hosts first")
     hidden = argparse.SUPPRESS
     add("--binding-args", default="", metavar="TEXT", help=hidden)
     add("--mpi", dest="launcher", action="store_const", const="mpirun", help=hidden)
     add("--jsrun", dest="launcher", action="store_const", const="jsrun", help=hidden)
     add("--tcp", action="store_true", help=hidden)  # Spectrum MPI's
+
+
+def _seconds(text: str) -> int:
+    return 0 if text == "0" else _whole("number of seconds")(text)
 
 
 def _whole(what: str) -> Callable[[str], int]:

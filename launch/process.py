@@ -133,14 +133,14 @@ def probe(argv: Sequence[str], environ: Mapping[str, str], seconds: float, text:
 
 def _end(child: subprocess.Popen[str]) -> tuple[str, str]:
     """End a program with all that it started, and return what it has said."""
-    _stop(child, _GRACE)
+    stop(child, _GRACE)
     try:
         return child.communicate(timeout=_GRACE)
     except subprocess.TimeoutExpired:  # somebody who cannot be seen from here holds the pipes
         return "", ""
 
 
-def _stop(child: subprocess.Popen[Any], grace: float) -> None:
+def stop(child: subprocess.Popen[Any], grace: float) -> None:
     """End a program and all that it started; gently first, as an mpirun ends its ranks itself."""
     started = _descendants(child.pid)  # those that made sessions of their own, too, which no signal to a group reaches
     with contextlib.suppress(ProcessLookupError):
@@ -201,7 +201,7 @@ def stream(argv: Sequence[str], environ: Mapping[str, str], over: Callable[[], b
                 ended = child.poll() is None and over()
     finally:
         if child.poll() is None:
-            _stop(child, 2 * _GRACE)
+            stop(child, 2 * _GRACE)
         for reader in readers:
             reader.join(_GRACE)  # not longer: somebody who cannot be seen from here may hold the pipe
     return Outcome(None if ended else child.returncode, "".join(ends[0]), "".join(ends[1]))

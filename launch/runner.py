@@ -4,7 +4,8 @@ It stands alone (standard library, no import of ours, 10 ms) and is run as `pyth
 [--columns N] -- command`. All it says goes to its standard error in frames, one a line, which `launch/frames.py` reads:
 
     RS rank kind base64 LF     kind: s started, i in init() (hvdlite/arrival.py), o and e output and errors, x ended,
-                               t last output, where it is in files, a packets of input taken (launch/feed.py)
+                               t last output, where it is in files, a packets of input taken (launch/feed.py),
+                               b a sign of life (launch/silence.py)
 
 Frames are whole for hvdrun although every launcher cuts what it forwards where it likes. A launcher forwards
 what it reads at once in one piece: Open MPI at most 4096 bytes, srun lines of at most 1024. So a frame is
@@ -39,7 +40,7 @@ _INPUT = re.compile(rb"\x1e(\d+) ([0-9a-f]{8}) ([A-Za-z0-9+/=]*)")  # as launch/
 _PAYLOAD = 720  # bytes: 960 in base64, which leaves room for the rest of a frame
 _AT_ONCE = 4  # frames in one write, which have to fit into 4096 bytes
 _KEPT = 4000  # bytes of the last output, where it goes into files
-_LOOK = 1.0  # seconds between two looks at whether the launcher is still there
+_LOOK = 1.0  # seconds between two looks at whether the launcher is still there, and between two signs of life
 _REST = 0.2  # seconds of waiting for what others still write into the program's pipes after its end
 _PIPES_HOLD = 2**18  # bytes at most, of the program's own that are still to be read then
 _READ_OUT = 2.0  # seconds for the launcher to read what is left
@@ -240,6 +241,7 @@ def copy_until_end(pid: int, sources: dict[int, str], write: Callable[[str, byte
     for fd in (*sources, wake):
         poll.register(fd, select.POLLIN)
     ended: tuple[int, float] | None = None
+    alive = time.monotonic()
     rest, room = _REST, _PIPES_HOLD  # the time that a slow launcher needs for what is there does not count
     while ended is None or (there and rest > 0 and room > 0):
         since = time.monotonic()
@@ -260,6 +262,9 @@ def copy_until_end(pid: int, sources: dict[int, str], write: Callable[[str, byte
                 ended = os.waitstatus_to_exitcode(status), time.time()
             elif os.getppid() != parent:  # the launcher is gone, and nobody else would end the program
                 end(pid)
+            elif time.monotonic() > alive + _LOOK:
+                alive = time.monotonic()
+                write("b", b".")
     return ended
 
 
@@ -315,7 +320,7 @@ def main(argv: Sequence[str]) -> int:
         teller.tell("e", f"hvdrun: cannot write output on {host}: {error}\n".encode())
 
     def write(kind: str, data: bytes) -> None:
-        (files.write if files and kind != "i" else teller.tell)(kind, data)
+        (files.write if files and kind in "oe" else teller.tell)(kind, data)
 
     if "--files" in options:
         try:

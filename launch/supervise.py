@@ -21,10 +21,12 @@ from .arrivals import Arrivals
 from .feed import Feed
 from .frames import Frame, FrameReader
 from .screen import Piece, Screen, Style
+from .silence import Silence
 from .verdict import Record, judge, last_words
 
 _LOOK = 0.1  # seconds between two looks at whether the launcher has ended
 _HELD = 2.0  # seconds for which the launcher's own words wait for a rank's failure that would explain them
+_ALONE = 1.0  # seconds for a launcher to end what it can, when a host is out of reach: it would wait for that one
 _REST = 1.0  # seconds for what is still in the pipes when the launcher has ended
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -47,6 +49,7 @@ def supervise(
     stamped: bool,
     verbose: bool,
     patience: float | None = None,
+    host_patience: float = 0.0,
 ) -> int:
     """Run a launcher whose ranks report, and return the exit code of the job.
 
@@ -54,10 +57,13 @@ def supervise(
         verbose: show also what the launcher says about a failure that a rank has explained.
         patience: seconds for which ranks in `hvd.init()` wait for the others before the job ends. None: as long as
             it takes, and it is told.
+        host_patience: seconds for which a host may be out of reach before the job ends. 0: as long as it is.
     """
     columns = {stream: found for stream, fd in (("o", 1), ("e", 2)) if (found := _columns(fd))}
     record = Record(ranks)
-    job = _Job(record, Screen(Style(label, stamped, columns), record.listen), Arrivals(record, patience), verbose)
+    screen = Screen(Style(label, stamped, columns), record.listen)
+    silence = Silence(record, host_patience, process.is_this_machine)
+    job = _Job(record, screen, Arrivals(record, patience), silence, verbose)
     received = job.received
     with process.started(argv, environ, received) as (child, end):
         assert child.stdin is not None
@@ -89,6 +95,7 @@ class _Job:
     record: Record
     screen: Screen
     arrivals: Arrivals
+    silence: Silence
     verbose: bool
     received: list[int] = field(default_factory=list)  # signals
     stuck: set[str] = field(default_factory=set)  # streams that nobody reads, and hvdrun is to end
@@ -100,7 +107,7 @@ class _Job:
         """Read what the launcher forwards until it has ended. `end()` ends it."""
         assert child.stdout is not None and child.stderr is not None
         readers = {"o": FrameReader(), "e": FrameReader()}
-        until = float("inf")
+        until, looked = float("inf"), time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(child.stdout, selectors.EVENT_READ, "o")
             selector.register(child.stderr, selectors.EVENT_READ, "e")
@@ -112,12 +119,18 @@ class _Job:
                     if not data:
                         selector.unregister(key.fileobj)
                 self._let_go_of_the_old()
+                self.silence.listened(time.monotonic() - looked)
+                looked = time.monotonic()
                 self._look_for_the_late(end)
+                if self._misses_a_host():
+                    process.stop(child, _ALONE)
                 if until == float("inf") and child.poll() is not None:
                     until = time.monotonic() + _REST  # others may hold the pipes for longer
         self._let_go_of_the_old()
 
     def _take(self, found: Frame | bytes, stream: str) -> None:
+        if isinstance(found, Frame):
+            self.silence.heard(found.rank)
         if isinstance(found, bytes):
             self.held.append((time.monotonic(), (stream, found)))
             self.record.overhear(found)
@@ -140,6 +153,12 @@ class _Job:
         elif late:
             words = f"hvdrun: {late.words}. The job waits on; --start-timeout S would end it after S seconds\n"
             self.write(self.screen.say("e", words.encode()))
+
+    def _misses_a_host(self) -> bool:
+        late = None if self.record.late else self.silence.late()
+        if late:
+            self.record.late = late.words, late.rank
+        return late is not None
 
     def _let_go_of_the_old(self) -> None:
         """Show what the launcher has said, unless it may belong to a failure: that is told better at the end."""

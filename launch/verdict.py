@@ -15,6 +15,11 @@ _CALLS = (
     re.compile(rb"Abort\(\d+\) on node \d+ \(rank (?P<rank>\d+) in comm 0\): (?P<cause>.*)"),
 )
 _OPEN_MPIS_CALL = re.compile(rb"MPI_ABORT was invoked on rank (\d+) in communicator MPI_COMM_WORLD")
+# How Open MPI and ssh say that a host is lost.
+_LOSSES = (
+    re.compile(rb"Remote daemon: \[\S+\] on node ([\w.-]+)"),
+    re.compile(rb"Connection to ([\w.-]+) closed by remote host"),
+)
 _FOLLOWS = (b"RemoteError", b"CommunicationError")  # another rank's failure is behind them
 _ASKED = -signal.SIGTERM  # how a rank ends that the launcher has asked to
 _LONGEST = 500  # characters of a line that is repeated
@@ -38,6 +43,7 @@ class Record:
         hosts: where ranks have started.
         processes: the numbers of their programs there.
         ends: of the ranks that have reported it.
+        cut_off: hosts to which the launcher says that it has lost its connection.
         called: ranks that said that they end the job, and whether because of another one; the first one first.
         late: why hvdrun ended the job, and a rank whose last lines may help. None: it did not.
     """
@@ -46,6 +52,7 @@ class Record:
     hosts: dict[int, str] = field(default_factory=dict)
     processes: dict[int, int] = field(default_factory=dict)
     ends: dict[int, End] = field(default_factory=dict)
+    cut_off: list[str] = field(default_factory=list)
     called: list[tuple[int, bool]] = field(default_factory=list)
     late: tuple[str, int | None] | None = None
 
@@ -66,21 +73,25 @@ class Record:
                 self.called.append((rank, found["cause"] in _FOLLOWS))
 
     def overhear(self, text: bytes) -> None:
-        """Look whether the launcher says which rank ended the job."""
+        """Look whether the launcher says which rank ended the job, or which host is lost."""
+        found = {host.decode() for pattern in _LOSSES for host in pattern.findall(text)}
+        self.cut_off = sorted(found.intersection(self.hosts.values()).union(self.cut_off))
         self.called += [(int(rank), False) for rank in _OPEN_MPIS_CALL.findall(text)]
 
     @property
     def first(self) -> int | None:
         """The rank that failed first; the others may have failed because of it. None if none did.
 
-        One that said so comes first, then one that nobody has asked to end.
+        One that said so comes first, then one that nobody has asked to end, then one that says that another has
+        failed: a killed rank says nothing, and the others notice and call.
         """
-        finished = [rank for rank, end in self.ends.items() if end.code == 0]
-        called = [rank for rank, _ in sorted(self.called, key=lambda one: one[1]) if rank not in finished]
-        if called:
-            return called[0]
-        failed = [rank for rank, end in self.ends.items() if end.code not in (0, _ASKED)]
-        return min(failed, key=lambda rank: self.ends[rank].at, default=None)
+        called = [one for one in self.called if one[0] not in self.ends or self.ends[one[0]].code != 0]
+        by_themselves = [rank for rank, follows in called if not follows]
+        if by_themselves:
+            return by_themselves[0]
+        following = [rank for rank, _ in called]
+        failed = [rank for rank, end in self.ends.items() if end.code not in (0, _ASKED) and rank not in following]
+        return min(failed, key=lambda rank: self.ends[rank].at, default=following[0] if following else None)
 
     @property
     def lost(self) -> list[int]:
@@ -112,6 +123,10 @@ def judge(record: Record, launcher: str, code: int, received: int = 0) -> Verdic
     ended = [rank for rank, end in record.ends.items() if end.code == 0]
     asked = [rank for rank in record.ends if rank not in ended]
     early = f" after {describe_ranks(ended)} had ended with exit code 0" if ended else ""
+    if record.cut_off:
+        there = describe_ranks(rank for rank, host in record.hosts.items() if host in record.cut_off)
+        words = f"{launcher} lost its connection to {', '.join(record.cut_off)}, with {there} of {record.size}"
+        return Verdict(code or LOST, f"{words}: its daemon there was killed, or the host is down")
     if lost:
         hosts = sorted({record.hosts[rank] for rank in lost if rank in record.hosts})
         where = f" on {', '.join(hosts)}" if hosts else ""

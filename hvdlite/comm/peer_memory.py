@@ -11,6 +11,7 @@ Measured (2 ranks, 2 cores, 256 KiB a call): 10 GB/s, and 2 us a call.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -91,7 +92,10 @@ class PeerMemory:
 
     def _check(self, copied: int, wanted: int, rank: int) -> None:
         if copied != wanted:
-            why = os.strerror(ctypes.get_errno()) if copied < 0 else f"{copied} of {wanted} bytes were copied"
+            number = ctypes.get_errno()
+            why = os.strerror(number) if copied < 0 else f"{copied} of {wanted} bytes were copied"
+            if copied < 0 and number == errno.ESRCH:
+                why += f", it has ended (it was process {self._pids[rank]})"
             raise CommunicationError(f"copying from or to the memory of rank {rank} failed: {why}.")
 
 

@@ -187,6 +187,11 @@ class Cycle:
         self._hand_over(plan, f"{way.reason}; they travel with the news that a rank is ready", [submission])
 
     @property
+    def running_since(self) -> float:
+        """When what runs has started, seconds of a clock; 0 if nothing does. From any thread."""
+        return self._started if self._running else 0.0
+
+    @property
     def seconds(self) -> float:
         """How long operations have run, the one that does now included. From any thread."""
         return self._seconds + (time.perf_counter() - self._started if self._running else 0.0)

@@ -34,6 +34,7 @@ from hvdlite.engine.handle import Handle
 from hvdlite.engine.inbox import Inbox, Submission, call_site
 from hvdlite.engine.short_way import ShortWay
 from hvdlite.engine.stall import StallWatch
+from hvdlite.engine.watchdog import UnderWay
 from hvdlite.kernels import Kernels, flushes_subnormals
 from hvdlite.messages import Knobs, Request, Response
 from hvdlite.negotiation.board import open_board
@@ -243,6 +244,14 @@ class Engine:
         """How long operations have run, the one that does now included, whoever drove. From any thread."""
         return self._cycle.seconds
 
+    def under_way(self) -> UnderWay | None:
+        """Return what is in flight, for the watchdog; None if nothing is. From any thread."""
+        oldest, running = self._inbox.oldest(), self._cycle.running_since
+        if oldest is None:
+            return UnderWay("an operation", (0.0, running), self._stall.at_work) if running else None
+        what = f"{oldest.request.kind.value} of tensor {oldest.request.name!r}, submitted at {oldest.where},"
+        return UnderWay(what, (oldest.since, running), self._stall.at_work)
+
     def stop(self, reason: str, timeout: float | None = None) -> bool:
         """Leave the set, which stops it on all ranks, and wait for the thread. False if that timed out.
 
@@ -444,8 +453,12 @@ class Engine:
         rank = self.members[self.comm.rank]
         text = f"the engine of rank {rank} stopped: {type(error).__name__}: {error}"
 
+        # Callers, and hvdrun at the end, can tell whether this rank broke or only noticed that another one is gone.
+        lost = isinstance(error, errors.CommunicationError)
+        kind = errors.CommunicationError if lost else errors.HorovodInternalError
+
         def cause(request: Request) -> BaseException:
-            failure = errors.HorovodInternalError(f"{request.kind.value} of tensor {request.name!r}: {text}")
+            failure = kind(f"{request.kind.value} of tensor {request.name!r}: {text}")
             failure.__cause__ = error
             return failure
 

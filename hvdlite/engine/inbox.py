@@ -186,6 +186,11 @@ class Inbox:
         """Return what is in flight under `name`: None when this rank has joined, or was refused locally."""
         return self._in_flight.get(name)
 
+    def oldest(self) -> Submission | None:
+        """Return what has been in flight for longest. Not a join: it waits until all others are without data."""
+        with self._lock:
+            return next((s for s in self._in_flight.values() if s.request.kind is not Kind.JOIN), None)
+
     def finish(self, name: str, value: Any = None) -> None:
         """Hand the result over and free the name."""
         self._remove(name).handle.finish(value)

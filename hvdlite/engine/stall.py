@@ -7,8 +7,10 @@ whose program is stuck still answers, because its engine thread does.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +57,7 @@ class StallWatch:
         self._inbox, self._last_finished, self._warn = inbox, last_finished, warn
         self._warned: dict[str, float] = {}
         self._inquiry: _Inquiry | None = None
+        self.at_work = -math.inf  # when this rank last asked, or was asked; monotonic seconds
 
     def check(self, now: float) -> None:
         """Look for tensors that wait too long. Called now and then by the engine; cheap.
@@ -78,6 +81,7 @@ class StallWatch:
     def hear(self, source: int, tag: Tag, value: Any) -> None:
         """Take in a query or a report of another rank."""
         if tag is Tag.STALL_QUERY:
+            self.at_work = time.monotonic()
             self._comm.post(source, encode_json(Tag.STALL_REPORT, self._report(value)))
         elif self._inquiry is not None:
             self._inquiry.reports[source] = value
@@ -87,6 +91,7 @@ class StallWatch:
 
     def _ask(self, names: list[str], now: float) -> None:
         self._inquiry = _Inquiry(names, now)
+        self.at_work = time.monotonic()
         self._inquiry.reports[0] = decode_json(encode_json(Tag.STALL_REPORT, self._report(names)))
         for rank in range(1, self._comm.size):
             self._comm.post(rank, encode_json(Tag.STALL_QUERY, names))

@@ -55,6 +55,13 @@ def test_it_tells_when_the_program_comes_to_init():
     assert kinds["i"] == b"+-"
 
 
+def test_a_rank_that_says_nothing_gives_signs_of_life(tmp_path):
+    code, kinds = told("--files", str(tmp_path), "--width", "1", "--", "sleep", "2.3")
+    assert code == 0
+    assert kinds["b"]
+    assert (tmp_path / "rank.3" / "stdout").read_bytes() == b""
+
+
 def test_a_program_writes_line_by_line_and_newlines_stay():
     code = "import sys; print('a'); sys.stderr.write(str(sys.stdout.isatty())); sys.stdout.write('b\\r\\n')"
     _, kinds = told("--columns", "77", "--", sys.executable, "-c", code)

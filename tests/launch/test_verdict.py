@@ -92,6 +92,41 @@ def test_a_rank_that_failed_because_of_another_comes_after_it():
     assert job.first == 1
 
 
+@pytest.mark.parametrize("survivors_end", [(1, 6), (TERM, 6), (137, 4), None])
+def test_a_killed_rank_comes_before_one_that_noticed_it(survivors_end):
+    job = record(survivors_end, (KILL, 5))
+    job.listen(0, b"hvdlite: rank 0 of 2 failed, so all ranks end now. Cause: CommunicationError: allreduce of tensor")
+    verdict = judge(job, "mpirun", 1)
+    assert (verdict.code, verdict.tail_of) == (137, 1)
+    assert verdict.words.startswith("rank 1 of 2 on host1 was killed by signal 9 (SIGKILL)")
+
+
+def test_a_rank_that_noticed_what_nobody_reported_is_better_than_nothing():
+    job = record((TERM, 1), None)
+    job.listen(0, b"hvdlite: rank 0 of 2 failed, so all ranks end now. Cause: CommunicationError: rank 1 is gone")
+    assert judge(job, "mpirun", 1).tail_of == 0
+
+
+LOST_DAEMON = b"""PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-host0-5695@0,0] on node host0
+  Remote daemon: [prterun-host0-5695@0,1] on node host1
+"""
+
+
+@pytest.mark.parametrize("said", [LOST_DAEMON, b"Connection to host1 closed by remote host.\r\n"])
+def test_the_host_that_the_launcher_has_lost_is_named(said):
+    job = record(None, None)
+    job.overhear(b"Connection to nobody closed by remote host.")  # by another ssh
+    assert judge(job, "mpirun", 0).words.startswith("ranks 0, 1 of 2 on host0, host1 never reported an end")
+    job.overhear(said)
+    verdict = judge(job, "mpirun", 0)
+    assert verdict.words.startswith("mpirun lost its connection to host1, with rank 1 of 2")
+    assert (verdict.code, verdict.launcher_knows) == (1, False)
+    job.note(0, "x", b"3 1 host0")
+    assert judge(job, "mpirun", 1).code == 3  # a rank that tells what it failed of is better
+
+
 @pytest.mark.parametrize("ends", [[(TERM, 1), None], [(1, 1), (TERM, 2)]])
 def test_a_job_that_was_ended_by_hand_blames_no_rank(ends):
     verdict = judge(record(*ends), "mpirun", 1, signal.SIGINT)
