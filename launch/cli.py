@@ -13,10 +13,10 @@ from hvdlite.errors import LaunchError
 
 from . import config_file, forwarding, horovodrun, mpirun, process, slurm_script
 from .allocation import Allocation, allocation_of, already_one_of, list_file, spread
-from .flavours import HYDRAS
 from .hosts import Faults, Host, parse_hostfile, parse_hosts
 from .job import Job
 from .kubernetes_options import add_kubernetes_options, kubernetes_text
+from .start import Start, start_of
 from .starter import LAUNCHERS, Machine, Starter, check_fit, find_starter, fitting_pmi
 
 CANNOT_START = 2  # exit code when no rank was started; argparse's own
@@ -70,40 +70,42 @@ def _launch(options: argparse.Namespace) -> int:
         environ["PYTHONPATH"] = as_horovod.search_path(environ.get("PYTHONPATH", ""))
     machine = Machine(process.which, process.ask, bin_dir, environ["PATH"])
     starter = find_starter(options.launcher, job, machine)
-    added = mpirun.added_environment(job, starter.flavour, process.is_root(), environ)
-    others = [host.name for host in job.hosts if not process.is_this_machine(host.name)]
-    kept_back = forwarding.left_out(environ, job.exports) if others else []
-    if starter.flavour in HYDRAS:  # which hand on all that they have
-        environ = {name: value for name, value in environ.items() if name not in kept_back}
     watched = not (options.raw or options.print_command)
     runner = supervise.runner_command(job.output, job.ranks) if watched else []
-    command = mpirun.render_command(job, starter.flavour, starter.program, {**environ, **added}, starter.pmi, runner)
-    if options.as_horovod:
-        added["PYTHONPATH"] = environ["PYTHONPATH"]
+    start = start_of(job, starter, environ, runner, ["PYTHONPATH"] if options.as_horovod else [])
     if options.print_command:
-        print(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in added.items()), shlex.join(command)]))
-        return 0
-    if not others:  # else each host is asked whether it has it
+        return _print_command(start)
+    if not start.others:  # else each host is asked whether it has it
         _check_program(job.command[0], environ["PATH"])
-    check_fit(options.launcher, starter, job, machine, environ)
-    if mpirun.ROOT[0] in added:
-        notes.append(f"running as root; setting {' and '.join(mpirun.ROOT)} for Open MPI")
-    _tell(notes)
-    if options.verbose:
-        _tell([f"not handed to other hosts, unless named with -x: {', '.join(kept_back)}"] if kept_back else [])
-        _tell([f"{starter.flavour.value}: {shlex.join(command)}"])
-    environ = {**environ, **added}
-    if others and not options.unchecked:
-        _check_hosts(job, starter, environ, options.start_timeout)
+    check_fit(options.launcher, starter, job, machine, start.environ)
+    _tell(notes + _about(start, starter, options.verbose))
+    if start.others and not options.unchecked:
+        _check_hosts(job, starter, start.environ, options.start_timeout)
     if not watched:
-        return process.run(command, environ)
-    code = supervise.supervise(
-        command, environ, ranks=job.ranks, label=_is_labelled(options, job), stamped=options.stamped,
-        verbose=options.verbose, patience=options.start_timeout,
-    )  # fmt: skip
+        return process.run(start.command, start.environ)
+    manner = supervise.Manner(options.label, options.stamped, options.verbose, options.start_timeout)
+    code = supervise.supervise(start.command, start.environ, job.ranks, manner)
     if code and job.output:
         print(f"hvdrun: exit code {code}; what the ranks wrote is in {job.output}", file=sys.stderr)
     return code
+
+
+def _print_command(start: Start) -> int:
+    added = [f"{name}={shlex.quote(value)}" for name, value in start.added.items()]
+    print(" ".join([*added, shlex.join(start.command)]))
+    return 0
+
+
+def _about(start: Start, starter: Starter, verbose: bool) -> list[str]:
+    """Return what is told about a job before it starts."""
+    notes = []
+    if mpirun.ROOT[0] in start.added:
+        notes.append(f"running as root; setting {' and '.join(mpirun.ROOT)} for Open MPI")
+    if verbose and start.kept_back:
+        notes.append(f"not handed to other hosts, unless named with -x: {', '.join(start.kept_back)}")
+    if verbose:
+        notes.append(f"{starter.flavour.value}: {shlex.join(start.command)}")
+    return notes
 
 
 def _write(options: argparse.Namespace, environ: Mapping[str, str], notes: list[str]) -> int | None:
@@ -124,11 +126,6 @@ def _check_hosts(job: Job, starter: Starter, environ: Mapping[str, str], seconds
     if job.allocation:  # the scheduler knows its hosts
         return
     visit.check_hosts(job, starter, environ, seconds)
-
-
-def _is_labelled(options: argparse.Namespace, job: Job) -> bool:
-    """Return whether lines get the rank in front; without a word about it, where there are several ranks."""
-    return job.ranks > 1 if options.label is None else options.label
 
 
 def _write_script(options: argparse.Namespace, batch: slurm_script.Batch, environ: Mapping[str, str]) -> int:

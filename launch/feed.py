@@ -31,15 +31,26 @@ def packet(number: int, data: bytes) -> bytes:
 
 
 class Feed:
-    """Hands the standard input to the launcher's, `target`, until either ends, in a thread of its own."""
+    """Hands the standard input to the launcher's, `target`, until either ends, in a thread of its own.
 
-    def __init__(self, target: int) -> None:
-        self._source = 0 if sys.stdin is not None else None  # closed: by now 0 may be a file of our own
-        self._target = target
+    Args:
+        reads: False: there is no input, and that is told at once.
+    """
+
+    def __init__(self, target: int, reads: bool = True) -> None:
+        # Closed: by now 0 may be a file of our own.
+        self._source = 0 if reads and sys.stdin is not None else None
+        self._target = os.dup(target)  # our own: its number is not given to another launcher's while we write
         self._room = threading.Semaphore(1)
+        self._is_over = False
 
     def start(self) -> None:
         threading.Thread(target=self._copy, daemon=True).start()
+
+    def stop(self) -> None:
+        """Take nothing more of the standard input: the launcher has ended."""
+        self._is_over = True
+        self._room.release()
 
     def taken(self, packets: int) -> None:
         """Take notice that the program has taken so many more."""
@@ -48,20 +59,22 @@ class Feed:
     def _copy(self) -> None:
         number = 0
         with contextlib.suppress(OSError):  # the launcher has ended
-            while self._room.acquire() and (data := _next(self._source)):
+            while self._room.acquire() and not self._is_over and (data := self._next()):
                 os.write(self._target, packet(number, data))
                 number += 1
-            os.write(self._target, packet(number, b""))
+            if not self._is_over:
+                os.write(self._target, packet(number, b""))
+        os.close(self._target)
 
-
-def _next(source: int | None) -> bytes:
-    """Return the next piece, empty at the end. A job in the background waits: reading would stop it (SIGTTIN)."""
-    try:
-        while source is not None:
-            if os.isatty(source) and os.tcgetpgrp(source) != os.getpgrp():
-                time.sleep(_LOOK)
-            elif select.select([source], [], [], _LOOK)[0]:
-                return os.read(source, _PIECE)
-    except OSError:  # a terminal that is gone, or a folder
-        pass
-    return b""
+    def _next(self) -> bytes:
+        """Return the next piece, empty at the end. A job in the background waits: reading would stop it (SIGTTIN)."""
+        source = self._source
+        try:
+            while source is not None and not self._is_over:
+                if os.isatty(source) and os.tcgetpgrp(source) != os.getpgrp():
+                    time.sleep(_LOOK)
+                elif select.select([source], [], [], _LOOK)[0]:
+                    return os.read(source, _PIECE)
+        except OSError:  # a terminal that is gone, or a folder
+            pass
+        return b""

@@ -1,7 +1,8 @@
 """What hvdrun starts once per rank: it runs the program and tells hvdrun what the program says, and how it ended.
 
 It stands alone (standard library, no import of ours, 10 ms) and is run as `python -I -S runner.py [--files DIR]
-[--columns N] -- command`. All it says goes to its standard error in frames, one a line, which `launch/frames.py` reads:
+[--append 1] [--columns N] -- command`. All it says goes to its standard error in frames, one a line, which
+`launch/frames.py` reads:
 
     RS rank kind base64 LF     kind: s started, i in init() (hvdlite/arrival.py), o and e output and errors, x ended,
                                t last output, where it is in files, a packets of input taken (launch/feed.py)
@@ -89,12 +90,14 @@ class Files:
 
     Args:
         warn: told, once, why what the program says is lost from here on. The program goes on.
+        append: the files of an earlier start of the job are gone on with.
     """
 
-    def __init__(self, folder: str, warn: Callable[[OSError], None]) -> None:
+    def __init__(self, folder: str, warn: Callable[[OSError], None], append: bool = False) -> None:
         os.makedirs(folder, exist_ok=True)
+        mode = os.O_APPEND if append else os.O_TRUNC
         self._fds = {
-            kind: os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            kind: os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | mode, 0o666)
             for kind, name in (("o", "stdout"), ("e", "stderr"))
         }
         self._warn, self._is_lost = warn, False
@@ -319,7 +322,7 @@ def main(argv: Sequence[str]) -> int:
 
     if "--files" in options:
         try:
-            files = Files(f"{options['--files']}/rank.{rank:0{options['--width']}}", warn)
+            files = Files(f"{options['--files']}/rank.{rank:0{options['--width']}}", warn, "--append" in options)
         except OSError as error:
             warn(error)
             teller.tell("s", f"0 {host}".encode())
