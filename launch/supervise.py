@@ -122,7 +122,7 @@ def watch(
             job.read(child, end)
             code = child.wait()
         finally:
-            job.feed.stop()
+            job.feed.close()
     ending = next((number for number in received if number in ENDING), 0)
     verdict = judge(record, os.path.basename(argv[0]), process.as_in_a_shell(code), ending)
     if verdict.launcher_knows:
@@ -187,6 +187,8 @@ class _Job:
             self.screen.keep(found.rank, found.data)
         else:
             self.record.note(found.rank, found.kind, found.data)
+            if found.kind == "x" and found.rank == 0 and self.feed:
+                self.feed.end()
 
     def _look_for_the_late(self, end: Callable[[], None]) -> None:
         late = None if self.record.late else self.arrivals.late()
