@@ -9,8 +9,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from hvdlite.errors import LaunchError
-from hvdlite.launch.hosts import Host, parse_hosts
-from hvdlite.launch.process import Outcome
+
+from ..hosts import Host, parse_hosts
+from ..process import Outcome
 
 EVERY = 1.0  # seconds between two questions, as in horovodrun
 LIMIT = 30.0  # seconds that a script may take: some ask a cloud; longer is a hang

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hvdlite.errors import describe_ranks
-from hvdlite.launch.verdict import Record, Verdict
+
+from ..verdict import Record, Verdict
 
 CRASHES = 3  # failures in a row, without a commit between them, that end a job
 ASKED = 75  # exit code when ranks were asked to leave: EX_TEMPFAIL of sysexits.h, try again later

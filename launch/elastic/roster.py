@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hvdlite.launch.hosts import Host, filled, shown
+from ..hosts import Host, filled, shown
 
 FOREVER = float("inf")
 REMOVED, ADDED = 1, 2  # kinds of a change, as horovodrun has them; 3 is both
