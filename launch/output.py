@@ -31,6 +31,10 @@ class Output:
         """Write what hvdrun says itself."""
         self.write([("e", text.encode())] if text else [])
 
+    def line(self, words: str) -> None:
+        """Write a line of hvdrun's own."""
+        self.say(f"hvdrun: {words}\n")
+
     def write(self, pieces: Sequence[Piece]) -> None:
         for stream, text in pieces:
             rest, fd = text, 1 if stream == "o" else 2

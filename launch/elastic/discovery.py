@@ -90,6 +90,10 @@ class Discovery:
     def start(self) -> None:
         self._thread.start()
 
+    def ask_now(self) -> tuple[Host, ...]:
+        """Ask once, and return the answer. Raises ValueError with why there is none."""
+        return read(self._ask(), self._script, self._slots)
+
     def stop(self) -> None:
         """End it, also a script that runs: `ask` looks at `is_over`."""
         self._stop.set()

@@ -36,6 +36,23 @@ def how(record: Record) -> How:
     return How.RESIZE if record.who_told(LEAVES) else How.DONE
 
 
+def culprits(record: Record) -> list[int]:
+    """Return the ranks whose hosts may be to blame for a failure.
+
+    That is who failed first, but not because of another one; else who was lost without a word. Nobody, where all
+    ranks on several hosts were: then it was the launcher.
+    """
+    first = record.first
+    followed = {rank for rank, follows in record.called if follows}
+    if record.late and record.late[1] is not None:
+        return [record.late[1]]
+    if first is not None and first not in followed:
+        return [first]
+    if record.lost and (len(record.lost) < record.size or len(set(record.hosts.values())) == 1):
+        return record.lost
+    return []
+
+
 @dataclass(frozen=True)
 class Next:
     """What follows: the end with an exit code, or another start; and why, in words."""
@@ -61,24 +78,27 @@ class History:
     def may_reset(self) -> bool:
         return self.resets is None or self.starts <= self.resets
 
-    def after(self, record: Record, verdict: Verdict, received: int = 0) -> Next:
+    def after(self, record: Record, verdict: Verdict, received: int = 0, is_asked: bool = False) -> Next:
         """Take notice of how a start ended, and return what follows.
 
         Args:
             received: the signal by which hvdrun was told to end; 0: it was not.
+            is_asked: hvdrun got the signal that asks the ranks to leave, and has handed it on.
         """
         ended = how(record)
         if ended is How.DONE:
             return Next("", 0)
-        if ended is How.ASKED:
-            return Next(self._who_was_asked(record), 128 + received if received else ASKED)
         if received:
-            return Next(verdict.words or "ended by a signal", verdict.code or 128 + received)
+            return Next(verdict.words or "ended by a signal", 128 + received)
+        if ended is How.ASKED:
+            return Next(self._who_was_asked(record), ASKED)
+        if is_asked:
+            return Next(f"the job is not done: {verdict.words or 'its ranks left'}, after hvdrun got SIGUSR1", ASKED)
         if record.who_told(COMMIT):
             self.failures = 0
         if ended is How.RESIZE:
-            words = f"start {self.starts} ended for another size"
-            return Next(words) if self.may_reset else Next(f"{words}. {self._no_more()}", 1)
+            words = "there are other hosts, or slots"
+            return Next(words) if self.may_reset else Next(f"the job is not done: {words}. {self._no_more()}", 1)
         return self._after_failure(record, verdict)
 
     def _after_failure(self, record: Record, verdict: Verdict) -> Next:
@@ -96,7 +116,7 @@ class History:
             )
         if not self.may_reset:
             return Next(f"{words}. {self._no_more()}", code)
-        return Next(f"start {self.starts} failed: {words}")
+        return Next(words)
 
     def _no_more(self) -> str:
         return f"The job may not start again: --reset-limit {self.resets}"

@@ -156,16 +156,16 @@ def test_how_a_start_ended_is_what_the_ranks_told(found, expected):
     assert how(found) is expected
 
 
-def after(history: History, found: Record, received: int = 0):
+def after(history: History, found: Record, received: int = 0, **more):
     history.starts += 1
-    return history.after(found, judge(found, "mpirun", 1, received), received)
+    return history.after(found, judge(found, "mpirun", 1, received), received, **more)
 
 
 def test_a_job_that_fails_goes_on_and_says_why():
     history = History()
     follows = after(history, record(0, -9))
     assert follows.code is None
-    assert follows.words.startswith("start 1 failed: rank 1 of 2 on h was killed by signal 9 (SIGKILL)")
+    assert follows.words.startswith("rank 1 of 2 on h was killed by signal 9 (SIGKILL)")
 
 
 def test_a_crash_loop_is_cut_and_the_first_cause_told_again():
@@ -197,7 +197,10 @@ def test_the_limit_of_resets_ends_a_job(failed):
 
 def test_who_was_asked_to_leave_is_not_started_again():
     assert after(History(), record(0, 0, marks="cp")).code == ASKED
-    assert after(History(), record(0, 0, marks="cp"), received=10).code == 138
+    assert after(History(), record(0, 0, marks="cp"), is_asked=True).code == ASKED
+    assert after(History(), record(0, 0, marks="l"), is_asked=True).code == ASKED
+    assert after(History(), record(-10, -10), is_asked=True).code == ASKED  # it came before they could take it
+    assert after(History(), record(0, 0, marks="cp"), received=15).code == 143
 
 
 def test_a_job_that_was_told_to_end_is_not_started_again():
