@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from hvdlite import as_horovod
 from hvdlite._version import __version__
@@ -13,10 +14,11 @@ from hvdlite.errors import LaunchError
 
 from . import config_file, forwarding, horovodrun, mpirun, process, silence, slurm_script
 from .allocation import Allocation, allocation_of, already_one_of, list_file, spread
-from .flavours import HYDRAS
+from .elastic import options as elastic_options
 from .hosts import Faults, Host, parse_hostfile, parse_hosts
 from .job import Job
 from .kubernetes_options import add_kubernetes_options, kubernetes_text
+from .start import Start, start_of
 from .starter import LAUNCHERS, Machine, Starter, check_fit, find_starter, fitting_pmi
 
 CANNOT_START = 2  # exit code when no rank was started; argparse's own
@@ -29,6 +31,7 @@ examples:
   hvdrun -np 2 --print-command python train.py
   hvdrun -np 2 --as-horovod python horovod_train.py
   hvdrun -np 8 -N 2 --time 60 --slurm-script job.sbatch python train.py
+  hvdrun -np 8 -H node1:4,node2:4 --min-np 4 python train.py    # goes on when ranks fail: docs/elastic.md
   hvdrun doctor                       what is installed, what is missing, and a test of two ranks
 """
 
@@ -59,10 +62,13 @@ def _launch(options: argparse.Namespace) -> int:
 
     environ = process.environment()
     notes = _merge_file(options) + horovodrun.notes(options)
+    more_faults = elastic_options.faults(options)
+    if more_faults and (options.slurm_script or options.kubernetes_manifest):
+        raise Faults(more_faults)
     if (written := _write(options, environ, notes)) is not None:
         return written
     allocation = _allocation(environ)
-    job = job_from(options, allocation)
+    job = job_from(options, None if options.discovery else allocation, more_faults)
     bin_dir = process.bin_dir()
     environ["PATH"] = mpirun.search_path(environ.get("PATH", process.DEFAULT_PATH), bin_dir)
     environ.setdefault("HOME", process.home())  # Open MPI does not start without
@@ -70,40 +76,77 @@ def _launch(options: argparse.Namespace) -> int:
         environ["PYTHONPATH"] = as_horovod.search_path(environ.get("PYTHONPATH", ""))
     machine = Machine(process.which, process.ask, bin_dir, environ["PATH"])
     starter = find_starter(options.launcher, job, machine)
-    added = mpirun.added_environment(job, starter.flavour, process.is_root(), environ)
-    others = [host.name for host in job.hosts if not process.is_this_machine(host.name)]
-    kept_back = forwarding.left_out(environ, job.exports) if others else []
-    if starter.flavour in HYDRAS:  # which hand on all that they have
-        environ = {name: value for name, value in environ.items() if name not in kept_back}
+    if elastic_options.is_elastic(options):
+        return _launch_elastic(options, replace(job, allocation=allocation), starter, machine, environ, notes)
     watched = not (options.raw or options.print_command)
     runner = supervise.runner_command(job.output, job.ranks) if watched else []
-    command = mpirun.render_command(job, starter.flavour, starter.program, {**environ, **added}, starter.pmi, runner)
-    if options.as_horovod:
-        added["PYTHONPATH"] = environ["PYTHONPATH"]
+    start = start_of(job, starter, environ, runner, ["PYTHONPATH"] if options.as_horovod else [])
     if options.print_command:
-        print(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in added.items()), shlex.join(command)]))
-        return 0
-    if not others:  # else each host is asked whether it has it
+        return _print_command(start)
+    if not start.others:  # else each host is asked whether it has it
         _check_program(job.command[0], environ["PATH"])
-    check_fit(options.launcher, starter, job, machine, environ)
-    if mpirun.ROOT[0] in added:
-        notes.append(f"running as root; setting {' and '.join(mpirun.ROOT)} for Open MPI")
-    _tell(notes)
-    if options.verbose:
-        _tell([f"not handed to other hosts, unless named with -x: {', '.join(kept_back)}"] if kept_back else [])
-        _tell([f"{starter.flavour.value}: {shlex.join(command)}"])
-    environ = {**environ, **added}
-    if others and not options.unchecked:
-        _check_hosts(job, starter, environ, options.start_timeout)
+    check_fit(options.launcher, starter, job, machine, start.environ)
+    _tell(notes + _about(start, starter, options.verbose))
+    if start.others and not options.unchecked:
+        _check_hosts(job, starter, start.environ, options.start_timeout)
     if not watched:
-        return process.run(command, environ)
-    code = supervise.supervise(
-        command, environ, ranks=job.ranks, label=_is_labelled(options, job), stamped=options.stamped,
-        verbose=options.verbose, patience=options.start_timeout, host_patience=options.host_timeout,
-    )  # fmt: skip
+        return process.run(start.command, start.environ)
+    manner = supervise.Manner(
+        options.label, options.stamped, options.verbose, options.start_timeout, options.host_timeout
+    )
+    code = supervise.supervise(start.command, start.environ, job.ranks, manner)
     if code and job.output:
         print(f"hvdrun: exit code {code}; what the ranks wrote is in {job.output}", file=sys.stderr)
     return code
+
+
+def _launch_elastic(
+    options: argparse.Namespace,
+    job: Job,
+    starter: Starter,
+    machine: Machine,
+    environ: Mapping[str, str],
+    notes: list[str],
+) -> int:
+    from . import supervise  # late: no other way needs them
+    from .elastic import driver, room
+
+    terms = elastic_options.terms_from(options, job.ranks, environ)
+    if terms.folder:
+        terms = replace(terms, folder=process.absolute(terms.folder))
+    shown = ("PYTHONPATH",) if options.as_horovod else ()
+    frame = room.Frame(job, terms, starter, environ, shown, options.unchecked, options.start_timeout)
+    room.check(frame)
+    if options.print_command:
+        return _print_command(driver.preview(frame))
+    if not job.elsewhere and not terms.script:
+        _check_program(job.command[0], machine.path)
+    check_fit(options.launcher, starter, job, machine, environ)
+    _tell(notes)
+    patience = options.start_timeout or terms.timeout
+    manner = supervise.Manner(options.label, options.stamped, options.verbose, patience, options.host_timeout)
+    code = driver.run(frame, manner)
+    if code and job.output:
+        _tell([f"exit code {code}; what the ranks wrote is in {job.output}"])
+    return code
+
+
+def _print_command(start: Start) -> int:
+    added = [f"{name}={shlex.quote(value)}" for name, value in start.added.items()]
+    print(" ".join([*added, shlex.join(start.command)]))
+    return 0
+
+
+def _about(start: Start, starter: Starter, verbose: bool) -> list[str]:
+    """Return what is told about a job before it starts."""
+    notes = []
+    if mpirun.ROOT[0] in start.added:
+        notes.append(f"running as root; setting {' and '.join(mpirun.ROOT)} for Open MPI")
+    if verbose and start.kept_back:
+        notes.append(f"not handed to other hosts, unless named with -x: {', '.join(start.kept_back)}")
+    if verbose:
+        notes.append(f"{starter.flavour.value}: {shlex.join(start.command)}")
+    return notes
 
 
 def _write(options: argparse.Namespace, environ: Mapping[str, str], notes: list[str]) -> int | None:
@@ -124,11 +167,6 @@ def _check_hosts(job: Job, starter: Starter, environ: Mapping[str, str], seconds
     if job.allocation:  # the scheduler knows its hosts
         return
     visit.check_hosts(job, starter, environ, seconds)
-
-
-def _is_labelled(options: argparse.Namespace, job: Job) -> bool:
-    """Return whether lines get the rank in front; without a word about it, where there are several ranks."""
-    return job.ranks > 1 if options.label is None else options.label
 
 
 def _write_script(options: argparse.Namespace, batch: slurm_script.Batch, environ: Mapping[str, str]) -> int:
@@ -160,7 +198,8 @@ def job_from(options: argparse.Namespace, allocation: Allocation | None = None, 
         hosts = _hosts(options)
     except LaunchError as error:
         faults += error.faults if isinstance(error, Faults) else [str(error)]
-    ranks = options.ranks or sum(host.slots for host in hosts) or (allocation.size if allocation else None)
+    known = options.min_ranks if options.discovery else sum(host.slots for host in hosts)
+    ranks = options.ranks or known or (allocation.size if allocation else None)
     if ranks is None and command and not faults:
         faults.append("-np: how many ranks? Say -np N, or name hosts with -H host:slots")
     given = list(map(_standing_in, options.export) if options.as_horovod else options.export)
@@ -268,6 +307,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-cb", "--check-build", action="store_true", help="print what is installed, and end")
     add("--launcher", choices=LAUNCHERS, default="auto", help="what starts the ranks (default: what is there)")
     add("--config-file", metavar="FILE", help="horovodrun's YAML file; options beat it")
+    elastic_options.add_options(parser, where)
     _add_output_options(parser)
     _add_network_options(parser)
     add("-v", "--version", action="version", version=__version__)

@@ -9,6 +9,8 @@ from typing import Any
 
 from hvdlite.errors import LaunchError
 
+from .elastic.options import BY_KEY as _ELASTIC
+from .elastic.options import from_file
 from .horovodrun import SETTINGS, WITHOUT_EFFECT
 from .hosts import Faults
 
@@ -66,6 +68,11 @@ def merge(options: argparse.Namespace, said: dict[str, Any], path: str) -> list[
             _default(options, "stall_check", value)
         elif key == _WITH_TIME:
             _default(options, "log_hide_time", str(int(not value)))
+        elif key in _ELASTIC:
+            try:
+                _default(options, _ELASTIC[key].dest, from_file(_ELASTIC[key], value))
+            except (ValueError, argparse.ArgumentTypeError) as error:
+                faults.append(f"{where}: {error}")
         elif key == _CONTROLLER:
             notes += _controller(options, str(value).lower(), where, faults)
         else:
@@ -83,7 +90,9 @@ def _default(options: argparse.Namespace, name: str, value: Any) -> None:
 def _unused(key: str) -> str:
     if key in _WITHOUT_EFFECT:
         return f"has no effect: {WITHOUT_EFFECT[_WITHOUT_EFFECT[key]][1]}"
-    near = difflib.get_close_matches(key, [*_BY_KEY, *_WITHOUT_EFFECT, _ENABLED, _WITH_TIME, _CONTROLLER], n=1)
+    near = difflib.get_close_matches(
+        key, [*_BY_KEY, *_ELASTIC, *_WITHOUT_EFFECT, _ENABLED, _WITH_TIME, _CONTROLLER], n=1
+    )
     return "is not a key and changes nothing" + (f". Did you mean {near[0]}?" if near else "")
 
 

@@ -12,19 +12,13 @@ from typing import Any, NoReturn
 from hvdlite.config import PREFIX, Config
 
 _RANKS = "say -np N"
-_ELASTIC = "jobs of changing size are not in this version"
 
 # Each ends hvdrun with a message. docs/migrating.md has the same as a table.
 INSTEAD = {
     "--np": _RANKS,
     "--nproc-per-node": _RANKS,
     "--nproc_per_node": _RANKS,
-    **dict.fromkeys(
-        ("--min-np", "--max-np", "--min-num-proc", "--max-num-proc", "--slots-per-host", "--host-discovery-script",
-         "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
-        _ELASTIC,
-    ),
-}  # fmt: skip
+}
 
 # Accepted with one line that says why they change nothing: option, whether it takes a value, why.
 _CHOSEN = "the algorithm is chosen by size and hosts, and HVDLITE_BACKEND overrules it"
@@ -172,5 +166,4 @@ class _Refuse(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
     ) -> NoReturn:
         option = option_string or ""
-        whose = "no option of hvdrun" if INSTEAD[option] == _RANKS else "horovodrun's option, not hvdrun's"
-        parser.error(f"{option} is {whose}: {INSTEAD[option]}; see docs/migrating.md")
+        parser.error(f"{option} is no option of hvdrun: {INSTEAD[option]}; see docs/migrating.md")

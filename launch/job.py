@@ -62,7 +62,7 @@ class Job:
         faults = []
         if not self.command:
             faults.append("command: no command to run. Example: hvdrun -np 2 python train.py")
-        elif self.ranks > 1 and _reads_program_from_stdin(self.command):
+        elif self.ranks > 1 and reads_program_from_stdin(self.command):
             faults.append("command: 'python -': mpirun gives the standard input to rank 0 only. "
                           "Put the program in a file.")  # fmt: skip
         if ":" in self.command:
@@ -88,7 +88,7 @@ def is_python(program: str) -> bool:
     return re.match(r"python[\d.]*$", program.rpartition("/")[2]) is not None
 
 
-def _reads_program_from_stdin(command: tuple[str, ...]) -> bool:
+def reads_program_from_stdin(command: tuple[str, ...]) -> bool:
     """Return whether it is `python -`, with flags or without."""
     arguments = [argument for argument in command[1:] if not re.fullmatch(r"-[A-Zbdiqsuvx]+", argument)]
     return is_python(command[0]) and arguments[:1] == ["-"]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -24,6 +25,7 @@ from . import guard
 DEFAULT_PATH = os.defpath  # where programs are looked for that have no PATH
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE = 5.0  # seconds that a program gets to end by itself
+_HASTE = 1.0  # seconds, where hvdrun itself was told to end
 _END = 4000  # characters of a program's output that are kept
 _LOOK = 0.1  # seconds between two looks at what a program has done
 
@@ -111,8 +113,17 @@ class Outcome:
     err: str
 
 
-def probe(argv: Sequence[str], environ: Mapping[str, str], seconds: float, text: str = "") -> Outcome:
-    """Run a program that may hang, with all that it starts, for at most so long. It reads `text`. Raises nothing."""
+def probe(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    seconds: float,
+    text: str = "",
+    over: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Run a program that may hang, with all that it starts, for at most so long. It reads `text`. Raises nothing.
+
+    `over()` is asked every tenth of a second whether to end it sooner.
+    """
     try:
         child = subprocess.Popen(
             argv, env=dict(environ), stdin=subprocess.PIPE if text else subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -120,22 +131,30 @@ def probe(argv: Sequence[str], environ: Mapping[str, str], seconds: float, text:
         )  # fmt: skip
     except OSError as error:
         return Outcome(None, "", f"{argv[0]} cannot be run: {error}")
+    until, unsent = time.monotonic() + seconds, text or None
     try:
-        out, err = child.communicate(text or None, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        out, err = _end(child)
-        return Outcome(None, out, f"{err}\nstill running after {seconds:g} s".lstrip())
+        while True:
+            try:
+                out, err = child.communicate(unsent, timeout=max(0.0, min(_LOOK, until - time.monotonic())))
+                return Outcome(child.returncode, out, err)
+            except subprocess.TimeoutExpired:
+                unsent = None  # it is on its way, and must not be given twice
+            if over():
+                _end(child, _HASTE)
+                return Outcome(None, "", "ended before it was through")
+            if time.monotonic() >= until:
+                out, err = _end(child, _GRACE)
+                return Outcome(None, out, f"{err}\nstill running after {seconds:g} s".lstrip())
     except BaseException:  # Ctrl-C
-        _end(child)
+        _end(child, _GRACE)
         raise
-    return Outcome(child.returncode, out, err)
 
 
-def _end(child: subprocess.Popen[str]) -> tuple[str, str]:
+def _end(child: subprocess.Popen[str], grace: float) -> tuple[str, str]:
     """End a program with all that it started, and return what it has said."""
-    stop(child, _GRACE)
+    stop(child, grace)
     try:
-        return child.communicate(timeout=_GRACE)
+        return child.communicate(timeout=grace)
     except subprocess.TimeoutExpired:  # somebody who cannot be seen from here holds the pipes
         return "", ""
 
@@ -256,6 +275,25 @@ def write_bytes(path: str, content: bytes) -> None:
         raise LaunchError(f"cannot write {path}: {error}") from error
 
 
+@contextlib.contextmanager
+def signals_noted(received: list[int], told: Callable[[], None]) -> Iterator[None]:
+    """Until the end of the block signals sent to this process go into `received`, and `told()` is called for each.
+
+    It is meant for what lies between several uses of `started`, each of which handles them itself.
+    """
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        told()
+
+    before = {number: signal.signal(number, note) for number in _FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a program to its end and return its exit code, as shells say it."""
     with started(argv, environ, [], piped=False) as (child, _):
@@ -273,13 +311,13 @@ def started(
 ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], None]]]:
     """Start a program. Until the end of the block signals sent to this process go on to it, and into `received`.
 
-    Gives the program, and a function that ends it.
+    Those that tell it to end also if they are there already. Gives the program, and a function that ends it.
 
     It gets a session of its own, so that Ctrl-C in a terminal reaches it once and not twice: a second one makes
     Open MPI give up without cleaning. If this process is killed, or the program does not end when told to, its
     guard ends it.
     """
-    early: list[int] = []  # before the program exists
+    early = [number for number in received if number in guard.ENDING]  # before the program exists
     child: subprocess.Popen[bytes] | None = None
     told: Callable[[], None] | None = None
 
@@ -299,11 +337,9 @@ def started(
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
-        pipe = subprocess.PIPE if piped else None
+        way = subprocess.PIPE if piped else None
         try:
-            child = subprocess.Popen(
-                argv, env=dict(environ), start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe
-            )
+            child = subprocess.Popen(argv, env=dict(environ), start_new_session=True, stdin=way, stdout=way, stderr=way)
         except OSError as error:
             raise LaunchError(f"{argv[0]} cannot be run: {error}") from error
         with guard.guarded(child.pid) as told:
@@ -315,3 +351,6 @@ def started(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for pipe in (child.stdin, child.stdout, child.stderr) if child is not None else ():
+            if pipe:
+                pipe.close()

@@ -1,7 +1,8 @@
 """What hvdrun starts once per rank: it runs the program and tells hvdrun what the program says, and how it ended.
 
 It stands alone (standard library, no import of ours, 10 ms) and is run as `python -I -S runner.py [--files DIR]
-[--columns N] -- command`. All it says goes to its standard error in frames, one a line, which `launch/frames.py` reads:
+[--append 1] [--columns N] -- command`. All it says goes to its standard error in frames, one a line, which
+`launch/frames.py` reads:
 
     RS rank kind base64 LF     kind: s started, i in init() (hvdlite/arrival.py), o and e output and errors, x ended,
                                t last output, where it is in files, a packets of input taken (launch/feed.py),
@@ -48,6 +49,7 @@ _GRACE = 5.0  # seconds between asking a program to end and ending it
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _ARRIVAL = "HVDRUN_ARRIVAL"
+_HYDRA = "HYDI_CONTROL_FD"  # what MPICH's launcher sets, and no other
 _HIGH = 64  # descriptors below are often used by shell scripts
 
 
@@ -90,12 +92,14 @@ class Files:
 
     Args:
         warn: told, once, why what the program says is lost from here on. The program goes on.
+        append: the files of an earlier start of the job are gone on with.
     """
 
-    def __init__(self, folder: str, warn: Callable[[OSError], None]) -> None:
+    def __init__(self, folder: str, warn: Callable[[OSError], None], append: bool = False) -> None:
         os.makedirs(folder, exist_ok=True)
+        mode = os.O_APPEND if append else os.O_TRUNC
         self._fds = {
-            kind: os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            kind: os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | mode, 0o666)
             for kind, name in (("o", "stdout"), ("e", "stderr"))
         }
         self._warn, self._is_lost = warn, False
@@ -173,14 +177,21 @@ def _piece(match: re.Match[bytes]) -> bytes | None:
 
 
 def pass_input_on(source: int, target: int, tell: Callable[[str, bytes], None]) -> None:
-    """Give the program its standard input until it ends. In a thread, for either end may make it wait."""
-    packets = Input()
-    with contextlib.suppress(OSError):  # above all the program's end that nobody reads: then no more is asked for
+    """Give the program its standard input until it ends. In a thread, for either end may make it wait.
+
+    What comes when the program reads no more is read all the same, up to the end: hvdrun sends one at the latest when
+    it hears that the program has ended, and Hydra kills all ranks when it has something for a rank that is gone.
+    """
+    packets, is_read = Input(), True
+    with contextlib.suppress(OSError):
         while not packets.is_over and (data := os.read(source, 2**16)):
             before, data = packets.count, packets.feed(data)
-            while data:
-                data = data[os.write(target, data) :]
-            if packets.count > before:
+            try:
+                while data and is_read:
+                    data = data[os.write(target, data) :]
+            except OSError:  # nobody reads it: then no more is asked for
+                is_read = False
+            if packets.count > before and is_read:
                 tell("a", b"%d" % (packets.count - before))
     os.close(target)
 
@@ -324,7 +335,7 @@ def main(argv: Sequence[str]) -> int:
 
     if "--files" in options:
         try:
-            files = Files(f"{options['--files']}/rank.{rank:0{options['--width']}}", warn)
+            files = Files(f"{options['--files']}/rank.{rank:0{options['--width']}}", warn, "--append" in options)
         except OSError as error:
             warn(error)
             teller.tell("s", f"0 {host}".encode())
@@ -343,8 +354,17 @@ def main(argv: Sequence[str]) -> int:
     for fd in (their_in, their_out, their_err, their_arrival):
         os.close(fd)
     os.dup2(nothing, 0)
+    input_over = _thread.allocate_lock()
     if rank == 0:
-        _thread.start_new_thread(pass_input_on, (launchers, into, teller.tell))
+        input_over.acquire()
+
+        def pass_on() -> None:
+            try:
+                pass_input_on(launchers, into, teller.tell)
+            finally:
+                input_over.release()
+
+        _thread.start_new_thread(pass_on, ())
     else:
         os.close(launchers)
     try:
@@ -353,6 +373,8 @@ def main(argv: Sequence[str]) -> int:
             teller.tell("t", files.last)
         teller.tell("x", f"{code} {at:.6f} {host}".encode())
         teller.wait_until_read(_READ_OUT)
+        if _HYDRA in os.environ:
+            input_over.acquire(timeout=_READ_OUT)
     except BrokenPipeError:  # nobody listens any more
         end(pid)
         return 1

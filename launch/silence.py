@@ -6,15 +6,23 @@ launcher, and ranks in the middle of a transfer. Each rank's runner gives a sign
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from hvdlite.errors import describe_ranks
 
-from .arrivals import Late
 from .verdict import Record
 
 LIMIT = 7  # seconds; with the second that the launcher then gets, a job ends within 10
 _MOST = 0.5  # seconds that one look may count for: hvdrun itself may have been stopped, or waited for its reader
+
+
+@dataclass(frozen=True)
+class Silent:
+    """That hosts are out of reach, in words, and the ranks there."""
+
+    words: str
+    ranks: Sequence[int]
 
 
 class Silence:
@@ -38,7 +46,7 @@ class Silence:
         """Take notice that so much time has passed, with everything read that had come by then."""
         self._listened += min(seconds, _MOST)
 
-    def late(self) -> Late | None:
+    def silent(self) -> Silent | None:
         """Return what is to be told now. All ranks of a host have to be silent: one alone may be in trouble itself."""
         ranks: dict[str, list[int]] = {}
         for rank, host in self._record.hosts.items():
@@ -48,9 +56,10 @@ class Silence:
         silent = sorted(host for host, last in spoke.items() if self._listened - last > self._limit)
         if not silent or not self._limit:
             return None
-        lost = describe_ranks(rank for host in silent for rank in ranks[host])
+        lost = sorted(rank for host in silent for rank in ranks[host])
         waited = self._listened - max(spoke[host] for host in silent)
-        return Late(
-            f"nothing was heard from {', '.join(silent)} with {lost} of {self._record.size} for {waited:.0f} s: "
-            "it is down, or the network to it is cut (--host-timeout)", True, None,
-        )  # fmt: skip
+        return Silent(
+            f"nothing was heard from {', '.join(silent)} with {describe_ranks(lost)} of {self._record.size} for "
+            f"{waited:.0f} s: it is down, or the network to it is cut (--host-timeout)",
+            lost,
+        )

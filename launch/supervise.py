@@ -5,11 +5,8 @@ What to show is decided in `screen`, what to say at the end in `verdict`; here i
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -20,66 +17,123 @@ from . import process
 from .arrivals import Arrivals
 from .feed import Feed
 from .frames import Frame, FrameReader
+from .guard import ENDING
+from .output import Output
 from .screen import Piece, Screen, Style
 from .silence import Silence
-from .verdict import Record, judge, last_words
+from .verdict import Record, Verdict, judge, last_words
 
 _LOOK = 0.1  # seconds between two looks at whether the launcher has ended
 _HELD = 2.0  # seconds for which the launcher's own words wait for a rank's failure that would explain them
 _ALONE = 1.0  # seconds for a launcher to end what it can, when a host is out of reach: it would wait for that one
 _REST = 1.0  # seconds for what is still in the pipes when the launcher has ended
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def runner_command(output: str, ranks: int) -> list[str]:
-    """Return what stands in front of the program: it runs it, and reports to `supervise`."""
+def runner_command(output: str, ranks: int, append: bool = False) -> list[str]:
+    """Return what stands in front of the program: it runs it, and reports to `watch`.
+
+    Args:
+        output: a folder for files with what each of `ranks` writes, "" for none.
+        append: the files are gone on with.
+    """
     args = ["--files", output, "--width", str(len(str(ranks - 1)))] if output else []
+    if output and append:
+        args += ["--append", "1"]
     columns = _columns(1)
     if columns:
         args += ["--columns", str(columns)]
     return [sys.executable, "-I", "-S", f"{os.path.dirname(os.path.abspath(__file__))}/runner.py", *args, "--"]
 
 
-def supervise(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    ranks: int,
-    label: bool,
-    stamped: bool,
-    verbose: bool,
-    patience: float | None = None,
-    host_patience: float = 0.0,
-) -> int:
-    """Run a launcher whose ranks report, and return the exit code of the job.
+@dataclass(frozen=True)
+class Manner:
+    """How a job is shown and watched.
 
-    Args:
+    Attributes:
+        label: the rank in front of each line; None: where there are several ranks.
+        stamped: the time in front of each line.
         verbose: show also what the launcher says about a failure that a rank has explained.
         patience: seconds for which ranks in `hvd.init()` wait for the others before the job ends. None: as long as
             it takes, and it is told.
         host_patience: seconds for which a host may be out of reach before the job ends. 0: as long as it is.
     """
+
+    label: bool | None = None
+    stamped: bool = False
+    verbose: bool = False
+    patience: float | None = None
+    host_patience: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job has ended, what the ranks have told, and the last lines of the rank that failed."""
+
+    verdict: Verdict
+    record: Record
+    tail: list[bytes]
+
+    @property
+    def last_words(self) -> str:
+        return last_words(self.verdict.words, self.tail, self.verdict.tail_of) if self.verdict.words else ""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What somebody who looks at a job has to say, and why it is to end, "" if it is not."""
+
+    lines: Sequence[str] = ()
+    end: str = ""
+
+
+def supervise(argv: Sequence[str], environ: Mapping[str, str], ranks: int, manner: Manner) -> int:
+    """Run a launcher whose ranks report, say at the end what has happened, and return the exit code of the job."""
+    received: list[int] = []
+    output = Output(received)
+    ended = watch(argv, environ, ranks, manner, received, output)
+    output.say(ended.last_words)
+    return ended.verdict.code
+
+
+def watch(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    ranks: int,
+    manner: Manner,
+    received: list[int],
+    output: Output,
+    *,
+    reads_input: bool = True,
+    look: Callable[[Record], Look] = lambda record: Look(),
+) -> Ended:
+    """Run a launcher whose ranks report, and return how it ended.
+
+    Args:
+        received: gets the signals that come meanwhile.
+        reads_input: rank 0 gets what is typed or piped into hvdrun; else its input is empty.
+        look: asked ten times a second for what else there is to say, and whether to end the job.
+    """
     columns = {stream: found for stream, fd in (("o", 1), ("e", 2)) if (found := _columns(fd))}
     record = Record(ranks)
-    screen = Screen(Style(label, stamped, columns), record.listen)
-    silence = Silence(record, host_patience, process.is_this_machine)
-    job = _Job(record, screen, Arrivals(record, patience), silence, verbose)
-    received = job.received
+    style = Style(ranks > 1 if manner.label is None else manner.label, manner.stamped, columns)
+    arrivals = Arrivals(record, manner.patience)
+    silence = Silence(record, manner.host_patience, process.is_this_machine)
+    job = _Job(record, Screen(style, record.listen), arrivals, silence, output, manner.verbose, look)
     with process.started(argv, environ, received) as (child, end):
         assert child.stdin is not None
-        job.feed = Feed(child.stdin.fileno())
+        job.feed = Feed(child.stdin.fileno(), reads_input)
         job.feed.start()
-        job.read(child, end)
-        code = child.wait()
-    ending = next((number for number in received if number in _ENDING), 0)
+        try:
+            job.read(child, end)
+            code = child.wait()
+        finally:
+            job.feed.close()
+    ending = next((number for number in received if number in ENDING), 0)
     verdict = judge(record, os.path.basename(argv[0]), process.as_in_a_shell(code), ending)
     if verdict.launcher_knows:
         job.let_go()
-    job.write(job.screen.close())
-    if verdict.words:
-        tail = job.screen.tail(verdict.tail_of) if verdict.tail_of is not None else []
-        job.write([("e", last_words(verdict.words, tail, verdict.tail_of).encode())])
-    return verdict.code
+    output.write(job.screen.close())
+    return Ended(verdict, record, job.screen.tail(verdict.tail_of) if verdict.tail_of is not None else [])
 
 
 def _columns(fd: int) -> int:
@@ -96,12 +150,11 @@ class _Job:
     screen: Screen
     arrivals: Arrivals
     silence: Silence
+    output: Output
     verbose: bool
-    received: list[int] = field(default_factory=list)  # signals
-    stuck: set[str] = field(default_factory=set)  # streams that nobody reads, and hvdrun is to end
+    look: Callable[[Record], Look]
     feed: Feed | None = None
     held: list[tuple[float, Piece]] = field(default_factory=list)  # the launcher's own words, and since when
-    lost: set[str] = field(default_factory=set)  # streams that could not be written
 
     def read(self, child: subprocess.Popen[bytes], end: Callable[[], None]) -> None:
         """Read what the launcher forwards until it has ended. `end()` ends it."""
@@ -124,6 +177,7 @@ class _Job:
                 self._look_for_the_late(end)
                 if self._misses_a_host():
                     process.stop(child, _ALONE)
+                self._look(end)
                 if until == float("inf") and child.poll() is not None:
                     until = time.monotonic() + _REST  # others may hold the pipes for longer
         self._let_go_of_the_old()
@@ -135,15 +189,18 @@ class _Job:
             self.held.append((time.monotonic(), (stream, found)))
             self.record.overhear(found)
         elif found.kind in ("o", "e"):
-            self.write(self.screen.feed(found.rank, found.kind, found.data))
+            self.output.write(self.screen.feed(found.rank, found.kind, found.data))
         elif found.kind == "i":
             self.arrivals.note(found.rank, found.data)
+            self.record.note(found.rank, found.kind, found.data)
         elif found.kind == "a" and self.feed:
             self.feed.taken(int(found.data))
         elif found.kind == "t":
             self.screen.keep(found.rank, found.data)
         else:
             self.record.note(found.rank, found.kind, found.data)
+            if found.kind == "x" and found.rank == 0 and self.feed:
+                self.feed.end()
 
     def _look_for_the_late(self, end: Callable[[], None]) -> None:
         late = None if self.record.late else self.arrivals.late()
@@ -152,13 +209,22 @@ class _Job:
             end()
         elif late:
             words = f"hvdrun: {late.words}. The job waits on; --start-timeout S would end it after S seconds\n"
-            self.write(self.screen.say("e", words.encode()))
+            self.output.write(self.screen.say("e", words.encode()))
+
+    def _look(self, end: Callable[[], None]) -> None:
+        look = self.look(self.record)
+        self.output.write(
+            [piece for line in look.lines for piece in self.screen.say("e", f"hvdrun: {line}\n".encode())]
+        )
+        if look.end and not self.record.late:
+            self.record.late = look.end, None
+            end()
 
     def _misses_a_host(self) -> bool:
-        late = None if self.record.late else self.silence.late()
-        if late:
-            self.record.late = late.words, late.rank
-        return late is not None
+        silent = None if self.record.late else self.silence.silent()
+        if silent:
+            self.record.late, self.record.silent = (silent.words, None), silent.ranks
+        return silent is not None
 
     def _let_go_of_the_old(self) -> None:
         """Show what the launcher has said, unless it may belong to a failure: that is told better at the end."""
@@ -167,37 +233,5 @@ class _Job:
 
     def let_go(self) -> None:
         for _, (stream, text) in self.held:
-            self.write(self.screen.say(stream, text))
+            self.output.write(self.screen.say(stream, text))
         self.held.clear()
-
-    def write(self, pieces: Sequence[Piece]) -> None:
-        for stream, text in pieces:
-            rest, fd = text, 1 if stream == "o" else 2
-            try:
-                while rest and stream not in self.stuck:
-                    self._wait_for_room(fd)
-                    with contextlib.suppress(BlockingIOError):  # somebody made it so that shares it with us
-                        rest = rest[os.write(fd, rest[: select.PIPE_BUF]) :]
-            except TimeoutError:
-                self.stuck.add(stream)
-            except OSError as error:  # nobody reads it, it is closed, or its disk is full; the job goes on
-                self._note_loss(stream, error)
-
-    def _wait_for_room(self, fd: int) -> None:
-        """Wait until a pipe takes a piece. Raises TimeoutError if it does not, and hvdrun was told to end."""
-        until = float("inf")
-        while not select.select([], [fd], [], _LOOK)[1]:
-            if until == float("inf") and any(number in _ENDING for number in self.received):
-                until = time.monotonic() + _REST
-            if time.monotonic() > until:
-                raise TimeoutError
-
-    def _note_loss(self, stream: str, error: OSError) -> None:
-        """Say once that what ranks write does not arrive. Nothing where the reader has had enough, as `head` has."""
-        if stream in self.lost:
-            return
-        self.lost.add(stream)
-        if not isinstance(error, BrokenPipeError):
-            what = "standard output" if stream == "o" else "standard error"
-            words = f"hvdrun: cannot write to {what}, so some of it is lost, and the job goes on: {error.strerror}\n"
-            self.write([("e", words.encode())])

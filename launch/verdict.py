@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hvdlite.errors import describe_ranks
@@ -46,6 +47,8 @@ class Record:
         cut_off: hosts to which the launcher says that it has lost its connection.
         called: ranks that said that they end the job, and whether because of another one; the first one first.
         late: why hvdrun ended the job, and a rank whose last lines may help. None: it did not.
+        silent: ranks on hosts that are out of reach.
+        marks: what ranks told about an elastic job, single letters (launch/elastic/history.py).
     """
 
     size: int
@@ -55,6 +58,8 @@ class Record:
     cut_off: list[str] = field(default_factory=list)
     called: list[tuple[int, bool]] = field(default_factory=list)
     late: tuple[str, int | None] | None = None
+    silent: Sequence[int] = ()
+    marks: dict[int, set[str]] = field(default_factory=dict)
 
     def note(self, rank: int, kind: str, data: bytes) -> None:
         """Take notice of what a rank tells about itself."""
@@ -64,6 +69,12 @@ class Record:
         elif kind == "x":
             code, at, host = data.decode().split(" ", 2)
             self.ends[rank] = End(int(code), float(at), host)
+        elif kind == "i":
+            self.marks.setdefault(rank, set()).update(data.decode("ascii", "replace"))
+
+    def who_told(self, mark: str) -> list[int]:
+        """Return the ranks that told this."""
+        return sorted(rank for rank, marks in self.marks.items() if mark in marks)
 
     def listen(self, rank: int, line: bytes) -> None:
         """Look whether a rank says in this line that it ends the job."""

@@ -13,6 +13,21 @@ from hvdlite.launch.feed import packet
 from hvdlite.launch.runner import Input
 
 READ = "import hashlib, sys; d = sys.stdin.buffer.read(); print(len(d), hashlib.md5(d).hexdigest())"
+# Rank 0 names its runner and ends. Rank 1 tells when that has ended as well, and goes on for a little.
+OUTLIVE = """
+import os, sys, time
+name = sys.argv[1]
+if (os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]) == "0":
+    with open(f"{name}.new", "w") as file: file.write(str(os.getppid()))
+    os.rename(f"{name}.new", name)
+    sys.exit()
+while not os.path.exists(name): time.sleep(0.01)
+status = f"/proc/{open(name).read()}/status"
+while os.path.exists(status) and "State:\\tZ" not in open(status).read(): time.sleep(0.01)
+print("alone", flush=True)
+time.sleep(0.5)
+print("through")
+"""
 PIECES = [b"one\n", b"\x1e2 \n", bytes(range(256)) * 8, b""]
 
 
@@ -76,6 +91,22 @@ def test_a_job_ends_though_its_input_goes_on(mpi):
         done = hvdrun(mpi, "-np", "2", "--no-label", "head", "-n", "1", stdin=yes.stdout)
         yes.kill()
     assert (done.returncode, done.stdout) == (0, b"y\n"), done.stderr
+
+
+@pytest.mark.mpi
+def test_input_that_comes_when_rank_0_has_ended_does_no_harm(mpi, tmp_path):
+    command = [str(mpi.python), "-m", "hvdlite.launch", "-np", "2", "--no-label", "python", "-c", OUTLIVE]
+    environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    with subprocess.Popen(
+        [*command, str(tmp_path / "runner")], env=environ, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as job:  # fmt: skip
+        try:
+            assert job.stdout.readline() == "alone\n"
+            out, err = job.communicate("late\n", timeout=30)
+        finally:
+            job.kill()
+    assert (job.returncode, out) == (0, "through\n"), err
 
 
 @pytest.mark.mpi

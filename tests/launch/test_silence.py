@@ -24,7 +24,7 @@ class Job:
             self.silence.listened(0.25)
             for rank in speaking:
                 self.silence.heard(rank)
-        return self.silence.late()
+        return self.silence.silent()
 
 
 def test_the_silent_host_is_named_with_its_ranks():
@@ -54,7 +54,7 @@ def test_the_time_when_nobody_listened_does_not_count():
     job = Job()
     for _ in range(10):
         job.silence.listened(1000)  # hvdrun was stopped, or waited for its reader
-    assert job.silence.late() is None
+    assert job.silence.silent() is None
 
 
 @pytest.mark.parametrize(("limit", "ends"), [(0, False), (30, True)])
