@@ -72,7 +72,7 @@ def wait_for(done, job):
 
 
 def start(cluster, mpi, folder, *args):
-    command = cluster.command(mpi, *args, "--elastic-dir", str(folder / "kept"), "--start-timeout", "2", "--no-label")
+    command = cluster.command(mpi, *args, "--elastic-dir", str(folder / "kept"), "--start-timeout", "6", "--no-label")
     return subprocess.Popen(
         [*command, "python", "-c", TRAIN, str(folder)], env=cluster.environ(), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
