@@ -110,6 +110,38 @@ def test_the_digits_train_over_srun_and_over_mpirun(slurm, tmp_path):
         assert float(accuracy) > 30  # of ten digits, after six steps
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # eight processes import PyTorch, twice
+def test_the_elastic_example_is_queued_again_and_goes_on(slurm, tmp_path):
+    output, commits = tmp_path / "job.txt", tmp_path / "commits"
+
+    def submitted(epochs):
+        options = ["--parsable", f"--output={output}", f"--export=ALL,COMMITS={commits}"]
+        return slurm.run("sbatch", *options, EXAMPLES / "elastic.sbatch", "--epochs", epochs, cwd=ROOT).stdout.strip()
+
+    def until(words, job):
+        while not (output.exists() and words in output.read_text()):
+            assert slurm.state(job)["JobState"] in ("PENDING", "RUNNING", "CONFIGURING"), output.read_text()
+            time.sleep(0.1)
+
+    job = submitted("1000")
+    until("epoch 1 of 1000 on 4 ranks", job)
+    assert slurm.run("scancel", "--batch", "--signal=USR1", job).returncode == 0
+    state = slurm.wait_for(job, ["PENDING", "FAILED", "COMPLETED"], timeout=60)
+    assert (state["JobState"], state["Restarts"]) == ("PENDING", "1"), output.read_text()
+    slurm.run("scancel", job)  # Slurm would wait two minutes before it starts the job again
+    assert f"queueing job {job} again" in output.read_text()
+    output.unlink()
+
+    job = submitted("3")  # as the queue would start it, with less to do: fewer epochs than are done need no step
+    state = slurm.wait_for(job, ["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"], timeout=200)["JobState"]
+    assert state == "COMPLETED", output.read_text()
+    assert "hvdrun: start 1 on 4 ranks" in output.read_text()
+    assert "goes on from commit" in output.read_text()
+    assert "epoch 1 of" not in output.read_text()
+    assert not list(commits.iterdir())
+
+
 def test_the_example_for_uneven_nodes_puts_one_and_three(slurm, submit, report, tmp_path):
     job = submit("--exclusive", EXAMPLES / "uneven.sbatch", report)
     state, said = end_of(slurm, job, tmp_path, "uneven")
