@@ -99,7 +99,7 @@ def test_the_rank_that_failed_first_has_the_last_word(mpi, how, code, words):
     assert found, done.stderr
     first, *lines = (found + last).splitlines()
     assert re.fullmatch(f"hvdrun: {words.format(host=re.escape(os.uname().nodename))}; its last lines:", first), first
-    assert lines[0] == f"[1] about to {how}"
+    assert f"[1] about to {how}" in lines  # two streams have no order among them
     assert all(line.startswith("[1] ") for line in lines)
     if how == "raise":
         assert "[1] ValueError: bad batch" in lines
